@@ -1,6 +1,4 @@
-"""Memory: the peak of a call, what is free on the machine, how glibc keeps what was freed, and files
-that are mapped.
-"""
+"""Memory: the peak of a call, what is free on the machine, mapped files, and what glibc keeps."""
 
 import ctypes
 import functools

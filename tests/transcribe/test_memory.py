@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from asrkit.cpu import has_int8
-from asrkit.models import Checkpoint, CTCConfig, CTCModel, FastConformerConfig
-from asrkit.models import load_checkpoint, optimize, save_checkpoint
+from asrkit.models import (
+    Checkpoint,
+    CTCConfig,
+    CTCModel,
+    FastConformerConfig,
+    load_checkpoint,
+    optimize,
+    save_checkpoint,
+)
 from asrkit.text import CharTokenizer
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
