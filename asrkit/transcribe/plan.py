@@ -139,12 +139,12 @@ class Plan:
         else:
             wanted = "onnxruntime or openvino for this --model"
             expect(not is_exported(self.model), "engine", wanted, "torch")
-            dtype = getattr(torch, self.dtype)
-            if device == "cpu":
-                dtype = None  # the recogniser casts each weight when it reads it
-                precision: Any = self.dtype
+            name: Any = self.dtype
+            dtype = getattr(torch, name)
+            if device == "cpu":  # the recogniser casts each weight when it reads it
+                dtype = None
                 if config.precision == "as_loaded":
-                    config = replace(config, precision=precision)
+                    config = replace(config, precision=name)
             checkpoint = load_checkpoint(self.model, device=device, dtype=dtype)
         if self.context:
             limit_context(checkpoint.model, self.context)

@@ -133,10 +133,7 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 def tensor_at(data: Any, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """The tensor at `offset` of a mapped file; its values stay in the file until they are used."""
-    count = math.prod(shape)
-    if count == 0:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).view(shape)
+    return torch.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
 
 
 def read(path: Path) -> Contents:
