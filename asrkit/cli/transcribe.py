@@ -239,16 +239,13 @@ def _transcripts(
     """The transcripts of these files, in order; the model is loaded at once."""
     from asrkit.memory import share_memory_pool
     from asrkit.sound_files import sound_of
-    from asrkit.transcribe.recognizer import Recognizer
     from asrkit.transcribe.windows import transcribe
 
     layout = _layout(options.use, plan.model, recordings)
     share_memory_pool()
-    checkpoint = plan.load(options.use.device)
+    checkpoint, recognizer = plan.load(options.use.device)
     if options.use.dtype == "auto":
         print(f"dtype: {plan.arithmetic}", file=sys.stderr)
-    # In place: a copy would take the memory of the weights twice.
-    recognizer = Recognizer.from_checkpoint(checkpoint, plan.config, in_place=True)
     sounds = (replace(sound_of(path), channel=options.io.channel) for path in todo)
     keywords: Any = {
         "options": plan.windows,

@@ -1,6 +1,6 @@
 """What several models share: checks of configs and batches, lengths and masks, heads, weights."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from asrkit.devices import readable, to_device
+from asrkit.memory import return_free_memory
 from asrkit.shapes import dims, expect, expect_types, valid_mask
 
+MAPPED_B = 2**24  # bytes of a mapped file that are read before their memory is released
 Encoded = tuple[Tensor, Tensor]  # frames (B, T', D) and their lengths (B,)
 
 
@@ -103,6 +105,36 @@ def dtype_of(module: nn.Module) -> torch.dtype:
         if weight.is_floating_point() and weight.itemsize > 1:
             return weight.dtype
     return torch.float32
+
+
+@torch.no_grad()
+def read_weights(
+    model: nn.Module,
+    dtype: torch.dtype,
+    device: str | torch.device = "cpu",
+    later: Container[int] = (),
+) -> None:
+    """Give each weight of a model memory of its own on a device: those in a mapped file are copied.
+
+    Args:
+        model: The model, which is changed.
+        dtype: Dtype of floating-point weights.
+        device: The device.
+        later: `id` of each weight that is left as it is.
+    """
+    read_B = 0
+    for weight in chain(model.parameters(), model.buffers()):
+        if id(weight) in later:
+            continue
+        to_dtype = dtype if weight.is_floating_point() else weight.dtype
+        storage = weight.untyped_storage()
+        is_own = storage.resizable() and storage.nbytes() == weight.nbytes  # not of a file
+        weight.data = weight.data.to(device, to_dtype, copy=not is_own)
+        read_B += weight.nbytes
+        if read_B > MAPPED_B:
+            return_free_memory()
+            read_B = 0
+    return_free_memory()
 
 
 class _Uninitialised(TorchFunctionMode):

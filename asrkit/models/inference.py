@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from asrkit.cpu import OTHER_DTYPES, expect_int8
 from asrkit.cuda_graphs import capture
 from asrkit.models.attention_decoder import AEDModel
+from asrkit.models.common import read_weights
 from asrkit.models.cpu.fused_conformer import FusedFastConformer
 from asrkit.models.cpu.int8 import Int8Linear, Int8Output
 from asrkit.models.cpu.prepacked import PrepackedLinear, can_prepack, is_plain_linear, prepack
@@ -35,7 +36,9 @@ Encode = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 GRAPH_FRAMES = 128
 
 
-def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
+def optimize(
+    model: M, *, linear_layers: LinearLayers = "as_it_is", dtype: torch.dtype | None = None
+) -> M:
     """Make inference of `model` faster. The model computes the same but for rounding.
 
     Batch norms are folded into convolutions, and the branches of a Jasper become one product. On a
@@ -54,6 +57,9 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
             float32 or bfloat16 then computes the linear layers of its blocks in int8
             (`asrkit.models.cpu.int8`), a Whisper its output layer. The rest stays in the model's
             dtype: bfloat16 is the faster one where the CPU has it.
+        dtype: Dtype of the weights afterwards; None: that of the model. With it, a model whose
+            weights are in its file (`load_checkpoint(path, dtype=None)`) is read from there, and
+            those of a FastConformer's blocks one by one.
 
     Returns:
         The model; for a bare FastConformer on a CPU, the fused encoder with its weights.
@@ -66,23 +72,26 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     expect(not model.training, "model", "eval mode", "training mode", "Call model.eval() first.")
     expect_choice("linear_layers", linear_layers, ("as_it_is", "int8"))
     encoder: Any = getattr(model, "encoder", model)
-    prepacks = can_prepack(model)
-    fuses = prepacks and isinstance(encoder, FastConformer) and _is_plain(encoder)
+    prepacks = can_prepack(model, dtype)
+    fuses = prepacks and isinstance(encoder, FastConformer) and _is_plain(encoder, dtype)
+    weight = next(model.parameters())
     layer: Any = PrepackedLinear
     output: Any = PrepackedLinear
     if linear_layers == "int8":
         expect_int8()
         is_whisper = isinstance(model, AEDModel) and isinstance(encoder, WhisperEncoder)
-        weight = next(model.parameters())
         expect(
             fuses or (prepacks and is_whisper),
             "int8",
             "a FastConformer in float32 or bfloat16 or a Whisper, on a CPU",
-            f"{type(encoder).__name__} in {weight.dtype} on {weight.device.type}",
+            f"{type(encoder).__name__} in {dtype or weight.dtype} on {weight.device.type}",
             OTHER_DTYPES,
         )
         layer = Int8Linear
         output = Int8Output if is_whisper else PrepackedLinear
+    if dtype:
+        linear = filter(is_plain_linear, encoder.blocks.modules()) if fuses else ()
+        read_weights(model, dtype, weight.device, later={id(layer.weight) for layer in linear})
     fold(model)
     if fuses:
         fused: Any = FusedFastConformer(encoder, layer)
@@ -96,9 +105,9 @@ def optimize(model: M, *, linear_layers: LinearLayers = "as_it_is") -> M:
     return prepack(model)
 
 
-def _is_plain(encoder: FastConformer) -> bool:
-    """Whether an encoder is in float32 or bfloat16, and no quantizer has replaced a layer."""
-    dtypes = {weight.dtype for weight in encoder.parameters()}
+def _is_plain(encoder: FastConformer, dtype: torch.dtype | None) -> bool:
+    """Whether an encoder is, or will be, in float32 or bfloat16 without layers of a quantizer."""
+    dtypes = {dtype or weight.dtype for weight in encoder.parameters()}
     layers = 1 + 9 * len(encoder.blocks)  # one of the subsampling, nine of each block
     plain = sum(map(is_plain_linear, encoder.modules())) == layers
     return plain and dtypes in ({torch.float32}, {torch.bfloat16})

@@ -19,6 +19,7 @@ from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions
 
 if TYPE_CHECKING:
     from asrkit.models import Checkpoint
+    from asrkit.transcribe.recognizer import Recognizer
 
 DTYPES = ("float32", "bfloat16", "float16")
 # Options that no text depends on. precision is part of dtype; the fields of search and prompt are
@@ -122,8 +123,10 @@ class Plan:
         settings["model"] = digest.hexdigest()[:16]
         return {name: str(value) for name, value in settings.items()}
 
-    def load(self, device: str) -> "Checkpoint":
-        """The checkpoint in its engine, on the device.
+    def load(self, device: str) -> "tuple[Checkpoint, Recognizer]":
+        """The checkpoint in its engine, on the device, and its recogniser, which owns the model.
+
+        On a CPU the weights go from the file to their layout one by one.
 
         Raises:
             ValueError: The model cannot be read, or cannot do what the plan requires.
@@ -132,16 +135,24 @@ class Plan:
 
         from asrkit.export import is_exported, load_exported
         from asrkit.models import limit_context, load_checkpoint
+        from asrkit.transcribe.recognizer import Recognizer
 
+        config = self.config
         if self.engine != "torch":
-            return load_exported(self.model, self.engine, precision=self.dtype)
-        wanted = "onnxruntime or openvino for this --model"
-        expect(not is_exported(self.model), "engine", wanted, "torch")
-        dtype = getattr(torch, self.dtype)
-        checkpoint = load_checkpoint(self.model, device=device, dtype=dtype)
+            checkpoint = load_exported(self.model, self.engine, precision=self.dtype)
+        else:
+            wanted = "onnxruntime or openvino for this --model"
+            expect(not is_exported(self.model), "engine", wanted, "torch")
+            name: Any = self.dtype
+            dtype = getattr(torch, name)
+            if device == "cpu":  # the recogniser casts each weight when it reads it
+                dtype = None
+                if config.precision == "as_loaded":
+                    config = replace(config, precision=name)
+            checkpoint = load_checkpoint(self.model, device=device, dtype=dtype)
         if self.context:
             limit_context(checkpoint.model, self.context)
-        return checkpoint
+        return checkpoint, Recognizer.from_checkpoint(checkpoint, config, in_place=True)
 
 
 def is_whisper(model: Path) -> bool:

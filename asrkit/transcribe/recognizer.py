@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from asrkit.cpu import fast_dtype
 from asrkit.decoders import Hypotheses
+from asrkit.devices import CPU_FLOAT
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import Checkpoint
 from asrkit.models.common import dtype_of
@@ -35,6 +36,7 @@ WEIGHT_DTYPES = {  # dtype of the weights for each precision; "as_loaded" keeps 
     "float16": torch.float16,
 }
 ENCODED = 2  # windows of a Whisper that a CPU encodes together, which bounds the memory
+FEATURE_SAMPLES = 2**19  # samples whose features a CPU computes together, for the same reason
 MAX_SYMBOLS = 10  # most labels on one frame, if the checkpoint's notes have no number
 
 
@@ -116,12 +118,14 @@ class ModelVariants:
         key = (dtype, optimized, int8)
         if key not in self.variants:
             variant = self.model
-            if self.in_place:
+            if self.in_place and not optimized:
                 variant = variant.to(dtype)
-            elif optimized or dtype != dtype_of(variant):
+            elif not self.in_place and (optimized or dtype != dtype_of(variant)):
                 variant = cast_copy(variant, dtype)
             if optimized:
-                variant = optimize(variant, linear_layers="int8" if int8 else "as_it_is")
+                layers: Any = "int8" if int8 else "as_it_is"
+                read = dtype if self.in_place else None
+                variant = optimize(variant, linear_layers=layers, dtype=read)
             self.variants[key] = variant
         return self.variants[key]
 
@@ -268,6 +272,12 @@ class Recognizer:
             encoded, ends = (torch.cat(encoded),), (torch.cat(ends),)
         return self.decode(*encoded, *ends, **options)
 
+    def warm_up(self) -> None:
+        """Make now what the first call makes, such as compiled kernels: forked workers share it."""
+        samples = self.feature_config.rate_hz
+        second = torch.zeros(1, samples, **CPU_FLOAT)
+        self.encode(*self.features(second, torch.tensor([samples], device="cpu")))
+
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised log-mel features (B, T, F) float32 and lengths (B,) in frames.
@@ -278,8 +288,14 @@ class Recognizer:
         """
         waveforms = waveforms.to(self.device)
         lengths = lengths.to(self.device)
+        rows = len(waveforms)
+        if self.device.type == "cpu":
+            rows = max(1, FEATURE_SAMPLES // waveforms.shape[1])
+        parts = zip(waveforms.split(rows), lengths.split(rows), strict=True)
         with self._arithmetic():
-            return log_mel(waveforms, lengths, config=self.feature_config)
+            features = [log_mel(*part, config=self.feature_config) for part in parts]
+        both = [torch.cat(tensors) for tensors in zip(*features, strict=True)]
+        return both[0], both[1]
 
     @torch.inference_mode()
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,8 +42,7 @@ def asrkit(model: str, threads: int, precision: str) -> Transcribe:
 
     torch.set_num_threads(threads)
     share_memory_pool()  # as the command does
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32  # int8 casts the rest
-    checkpoint = load_checkpoint(model, dtype=dtype)
+    checkpoint = load_checkpoint(model, dtype=None)  # the recogniser reads and casts the weights
     config = PipelineConfig(precision=precision)  # type: ignore[arg-type]
     recognizer = Recognizer.from_checkpoint(checkpoint, config, in_place=True)
 

@@ -16,7 +16,7 @@ from asrkit.features import FeatureConfig
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
-from asrkit.models.common import without_memory
+from asrkit.models.common import read_weights, without_memory
 from asrkit.models.presets import Model, make_model
 from asrkit.models.prompts import PromptFormat
 from asrkit.shapes import expect
@@ -74,7 +74,10 @@ def _unwrapped(model: nn.Module) -> Any:
 
 
 def load_checkpoint(
-    path: Path | str, *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    path: Path | str,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = torch.float32,
 ) -> Checkpoint:
     """A checkpoint, its model in eval mode.
 
@@ -84,7 +87,9 @@ def load_checkpoint(
             faster-whisper uses (config.json and model.bin); a `.pt` file of Jasper's published
             training code, of which the averaged weights are loaded if there are any.
         device: Device of the weights.
-        dtype: Floating-point dtype of the weights. Counters stay integers.
+        dtype: Floating-point dtype of the weights. Counters stay integers. None, on a CPU: that of
+            the file, in which the weights stay until they are used; neither may change.
+            `optimize(model, dtype=...)` then reads one layer after the other.
 
     Raises:
         ValueError: Something is damaged, missing or not supported; the message says what.
@@ -92,7 +97,8 @@ def load_checkpoint(
     from asrkit.models.checkpoints import huggingface, jasper, nemo
 
     floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    expect(floating, "dtype", "a floating-point dtype, as torch.float32", repr(dtype))
+    stays = dtype is None and torch.device(device).type == "cpu"
+    expect(floating or stays, "dtype", "a floating-point dtype, as torch.float32", repr(dtype))
     path = Path(path)
     folder = (path / "config.json").is_file()
     if path.is_dir() and not folder:
@@ -117,26 +123,15 @@ def load_checkpoint(
         message = f"model: {path.name} is damaged ({why:.300}), or asrkit does not know its model."
         raise ValueError(f"{message} {remedy}") from None
     _, weights, tokenizer, features, notes = contents
-    # Tensors of other files are mapped: a change of the file would change the model.
-    mapped = read is not nemo.read
     state = model.state_dict()
-    storages = set[int]()
-    moved = dict[str, Tensor]()
-    for name in [*weights]:  # popped one by one, so that none is in memory twice
-        weight = weights.pop(name)
-        floating = weight.is_floating_point()
-        expect(
-            state.get(name, weight).is_floating_point() == floating and not weight.is_complex(),
-            name,
-            "floating-point weights, whole counters",
-            weight.dtype,
-        )
-        storage = weight.untyped_storage().data_ptr()
-        to_dtype = dtype if floating else weight.dtype
-        # Weights that share memory, as an LSTM's may, are copied.
-        moved[name] = weight.to(device, to_dtype, copy=mapped or storage in storages)
-        storages.add(storage)
-    _load(model, moved, path.name, "Is it whole, and of this asrkit?")
+    for name, weight in weights.items():
+        fits = state.get(name, weight).is_floating_point() == weight.is_floating_point()
+        wanted = "floating-point weights, whole counters"
+        expect(fits and not weight.is_complex(), name, wanted, weight.dtype)
+    _load(model, weights, path.name, "Is it whole, and of this asrkit?")
+    weights.clear()
+    if dtype is not None:
+        read_weights(model, dtype, device)
     return Checkpoint(model.eval(), tokenizer, features, notes)
 
 

@@ -6,17 +6,17 @@ quantised weight are divided by the scale of their row, or by the one scale of t
 """
 
 import math
-import mmap
 import struct
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from asrkit.memory import map_file
 from asrkit.models.checkpoints import whisper
 from asrkit.models.checkpoints.folders import expect_only, read_json
 from asrkit.models.checkpoints.names import LAYERS
-from asrkit.models.checkpoints.own import Contents, Values, Weights
+from asrkit.models.checkpoints.own import Contents, Values, Weights, tensor_at
 from asrkit.models.checkpoints.weights import renamed, replaced
 from asrkit.shapes import expect
 
@@ -46,9 +46,7 @@ class _File:
     """A model.bin, mapped to memory and read from beginning to end."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as file:
-            # Copy on write, though nothing is written: torch warns of read-only memory.
-            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.data = map_file(path)
         self.at = 0
 
     def skip(self, size: int) -> int:
@@ -94,9 +92,7 @@ class _File:
             f"{size:,}",
             REMEDY,
         )
-        return torch.frombuffer(
-            self.data, dtype=DTYPES[kind], count=count, offset=self.skip(size)
-        ).view(shape)
+        return tensor_at(self.data, self.skip(size), DTYPES[kind], shape)
 
 
 def read(path: Path, settings: Values) -> Contents:

@@ -21,6 +21,7 @@ from asrkit.models.checkpoints.folders import expect_only, translated
 from asrkit.models.checkpoints.names import LAYERS, SETTINGS
 from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import (
+    mapped,
     renamed,
     replaced,
     saved,
@@ -54,6 +55,7 @@ SECTIONS = (  # the sections that asrkit reads from an archive's config
     "prompt_format",
     "prompt_defaults",
 )
+WEIGHTS = "model_weights.ckpt"
 MAX_VALUES = 10**6  # in these sections: aliases in YAML make billions of values from a few lines
 ONLY: dict[str, Values] = {
     "preprocessor": {
@@ -95,16 +97,21 @@ def read(path: Path) -> Contents:
 
     with tarfile.open(path) as tar:
         members: dict[str, Any] = {}  # open files
+        starts: dict[str, int] = {}  # and where they are in the archive
         for member in filter(tarfile.TarInfo.isfile, tar):
-            members[member.name.removeprefix("./")] = tar.extractfile(member)
+            name = member.name.removeprefix("./")
+            members[name], starts[name] = tar.extractfile(member), member.offset_data
         raw = yaml.safe_load(members["model_config.yaml"])
         count = itertools.count(1)
         config = {key: _resolved(raw[key], raw, count) for key in SECTIONS if key in raw}
         model, tokenizer, features, notes = _settings(config, members)
-        stored = members["model_weights.ckpt"]
-        if not isinstance(tar.fileobj, io.BufferedReader):
+        stored = members[WEIGHTS]
+        name = f"{path.name}: {WEIGHTS}"
+        if isinstance(tar.fileobj, io.BufferedReader):
+            weights = mapped(saved(stored, name, "meta"), path, starts[WEIGHTS])
+        else:
             stored = io.BytesIO(stored.read())  # gzip can seek back to its start only
-        weights = saved(stored, f"{path.name}: model_weights.ckpt")
+            weights = saved(stored, name)
     _expect_features(weights, FeatureConfig(**features))
     weights = renamed(weights, our_name, UNUSED)
     shape_conformer(weights)

@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asrkit.files import atomic
+from asrkit.memory import map_file
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.conv import ConvConfig
 from asrkit.models.ctc import CTCConfig
@@ -26,6 +30,18 @@ Weights = dict[str, Tensor]  # by name
 # FeatureConfig, notes.
 Contents = tuple[ModelConfig, Weights, Tokenizer, Values, Values]
 
+_DTYPES = {  # by the names in safetensors
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _KINDS = {
     kind.__name__: kind
     for kind in (
@@ -101,9 +117,23 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
     """Tensors by name, which stay on disk until they are used, and the texts of the header."""
     from safetensors import safe_open
 
-    with safe_open(str(path), "pt") as file:
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return weights, file.metadata() or {}
+    with safe_open(str(path), "pt") as file:  # checks the header
+        texts = file.metadata() or {}
+    data = map_file(path)
+    start = 8 + int.from_bytes(data[:8], "little")  # the length of the header, then the header
+    header = json.loads(data[8:start])
+    header.pop("__metadata__", None)
+    weights = {}
+    for name, entry in header.items():
+        dtype = _DTYPES[entry["dtype"]]
+        offset = start + entry["data_offsets"][0]
+        weights[name] = tensor_at(data, offset, dtype, entry["shape"])
+    return weights, texts
+
+
+def tensor_at(data: Any, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The tensor at `offset` of a mapped file; its values stay in the file until they are used."""
+    return torch.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
 
 
 def read(path: Path) -> Contents:

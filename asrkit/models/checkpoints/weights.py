@@ -8,26 +8,48 @@ from typing import IO, Any
 
 import torch
 
-from asrkit.models.checkpoints.own import Weights
+from asrkit.memory import map_file, return_free_memory
+from asrkit.models.checkpoints.own import Weights, tensor_at
 from asrkit.shapes import expect
 
 # Linear layers that are convolutions of one frame in other programs.
 _POINTWISE = (".gate.weight", ".pointwise.weight", "output.weight", "ctc_head.weight")
 
 
-def saved(source: IO[bytes] | Path, name: str, *, mmap: bool = False) -> Any:
+def saved(source: IO[bytes] | Path, name: str, device: str = "cpu") -> Any:
     """Tensors and plain values from a file of `torch.save`; ValueError if it has anything else.
 
     Args:
         source: The file.
         name: Name of the file in errors.
-        mmap: Whether tensors stay in the file until they are used.
+        device: "meta" for tensors without values, which `mapped` finds in the file.
     """
     try:
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+        return torch.load(source, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         why = str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0]
         raise ValueError(f"{name} cannot be read as tensors alone ({why:.200}).") from None
+
+
+def mapped(weights: Weights, path: Path, start: int = 0) -> Weights:
+    """Weights of `saved` on "meta" with their values, which stay in the file until they are used.
+
+    Args:
+        weights: The weights by name; other values are kept.
+        path: The file, of which the file of `torch.save` is a part.
+        start: Bytes before this part.
+    """
+    data = map_file(path)
+    result = {**weights}
+    for name, weight in weights.items():
+        if getattr(weight, "layout", None) == torch.strided:
+            storage = weight.untyped_storage()
+            size = storage.nbytes() // weight.itemsize
+            offset = start + storage._checkpoint_offset
+            values = tensor_at(data, offset, weight.dtype, [size])
+            view = (weight.size(), weight.stride(), weight.storage_offset())
+            result[name] = values.as_strided(*view)
+    return result
 
 
 def replaced(name: str, names: Mapping[str, str]) -> str:
@@ -92,6 +114,7 @@ def join(weights: Weights, parts: Sequence[str], joined: str) -> None:
     for name in [name for name in weights if first in name]:
         rows = [weights.pop(name.replace(first, f".{part}.")) for part in parts]
         weights[name.replace(first, f".{joined}.")] = torch.cat(rows)
+        return_free_memory()
 
 
 def drop_tied_output(weights: Weights, output: str) -> None:

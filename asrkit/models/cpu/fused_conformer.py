@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asrkit.memory import return_free_memory
 from asrkit.models.common import Encoded, expect_batch, padding_mask, strided
 from asrkit.models.cpu.prepacked import (
     PrepackedDepthwise,
@@ -49,7 +50,8 @@ class FusedFastConformer(nn.Module):
     """Computes what `FastConformer` computes in eval mode; without gradients and state_dict.
 
     Each part of the eager encoder is freed as soon as it is prepacked, so the two encoders are
-    never both in memory.
+    never both in memory. Weights of the blocks' linear layers are cast one by one to the dtype of
+    the others.
 
     Args:
         encoder: The eager encoder with folded batch norms. It cannot be used afterwards.
@@ -65,9 +67,14 @@ class FusedFastConformer(nn.Module):
         self.subsampling = _Subsampling(encoder.subsampling)
         del encoder.subsampling
         self.blocks = nn.ModuleList()
+
+        def packed(weight: Tensor, *others: Any) -> nn.Module:
+            return layer(weight.to(self.dtype), *others)
+
         for number, block in enumerate(encoder.blocks):
-            self.blocks.append(_Block(block, layer))
+            self.blocks.append(_Block(block, packed))
             encoder.blocks[number] = nn.Identity()
+            return_free_memory()
         self.eval()
 
     @torch.no_grad()
@@ -220,7 +227,7 @@ class _Attention(nn.Module):
         self.qkv = layer(eager.qkv.weight, bias)
         difference = eager.position_bias.detach() - eager.content_bias.detach()
         self.register_buffer("bias_difference", difference[:, 0], persistent=False)  # (H, D/H)
-        self.position = PrepackedLinear(eager.position.weight, None)
+        self.position = PrepackedLinear(eager.position.weight.to(difference.dtype), None)
         self.prepacked: tuple[tuple[int, int, int], Tensor] | None = None  # see `_positions`
         self.projected: tuple[int, Tensor] | None = None  # see `_projected`
         self.out = layer(eager.out.weight, eager.out.bias)

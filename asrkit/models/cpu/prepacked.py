@@ -247,11 +247,16 @@ def is_plain_linear(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
 
 
-def can_prepack(model: nn.Module) -> bool:
-    """Whether a model is in eval mode, on a CPU, in dtypes that oneDNN multiplies."""
+def can_prepack(model: nn.Module, dtype: torch.dtype | None = None) -> bool:
+    """Whether a model is in eval mode, on a CPU, in dtypes that oneDNN multiplies.
+
+    Args:
+        model: The model.
+        dtype: The dtype that its weights will have; None: those that they have.
+    """
     weights = [*model.parameters()]
     on_cpu = all(weight.device.type == "cpu" for weight in weights)
-    dtypes = {weight.dtype for weight in weights if weight.is_floating_point()}
+    dtypes = {dtype or weight.dtype for weight in weights if weight.is_floating_point()}
     return not model.training and on_cpu and all(map(onednn_supports, dtypes))
 
 

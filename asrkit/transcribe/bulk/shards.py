@@ -244,14 +244,12 @@ class ShardTranscriber:
         Raises:
             ValueError: The model, a setting or asrkit has changed since the plan was made.
         """
-        from asrkit.transcribe.recognizer import Recognizer
         from asrkit.transcribe.windows import Transcriber
 
         plan = self.plan
         same = plan.fingerprint(asrkit=version()).items() <= self.fingerprint.items()
         expect(same, "model", "model, settings and version of asrkit of the plan", "others")
-        checkpoint = plan.load(self.device)
-        recognizer = Recognizer.from_checkpoint(checkpoint, plan.config, in_place=True)
+        checkpoint, recognizer = plan.load(self.device)
         self.transcriber = Transcriber(recognizer, checkpoint.tokenizer, plan.windows)
 
     def __call__(self, recordings: Iterable[Recording], advance: Advance) -> list[Row]:
@@ -320,7 +318,11 @@ class LocalWorkers:
             RuntimeError: Workers end again and again.
         """
         if self.layout:
+            from asrkit.memory import share_memory_pool
+
+            share_memory_pool()
             transcriber.load()
+            transcriber.transcriber.recognizer.warm_up()
         with self.workers(transcriber, advance) as workers:
             yield from workers.results(shard.recordings() for shard in shards)
 
