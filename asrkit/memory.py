@@ -92,12 +92,10 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
         return torch.cuda.max_memory_allocated(device) - before
     # The profiler looks for a GPU, and reports an error when there is none.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
+    # torch.profiler.profile is this too, and imports torch's compiler first: seconds.
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
         fn()
-    events = [
-        event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"
-    ]
+    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     return max(0, *accumulate((event.nbytes() for event in events), initial=0))
 

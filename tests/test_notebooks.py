@@ -1,4 +1,4 @@
-"""The series itself: notebook 00 is executed here, all of them by `make test-live`, whose report is read."""
+"""The series itself: `make test-live` executes it and reads its report."""
 
 import json
 from pathlib import Path
@@ -17,18 +17,12 @@ THAT_TAKE_WEIGHTS = ("00", "04", "09")
 NAMES = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_notebook_00_runs_and_its_model_transcribes_new_voices(tmp_path, monkeypatch):
-    pytest.importorskip("espeakng_loader", reason="needs the extra `synth`")
-    monkeypatch.setenv("ASRKIT_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(ROOT)
-    # By steps: a busy machine is slower, not worse.
-    sizes = ["-p", "train_seconds", "600"]
-    command = ["report", "00", "--out", str(tmp_path), "--no-progress", *sizes]
-    assert main(command) == 0
-    records = tmp_path / "latest/records/00_start_here.jsonl"
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
+@pytest.mark.live
+def test_the_model_of_notebook_00_transcribes_new_voices(series):
+    records = (series / "records/00_start_here.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in records]
     assert not any(problem(line) for line in lines)
-    page = (tmp_path / "latest/00_start_here.html").read_text("utf-8")
+    page = (series / "00_start_here.html").read_text("utf-8")
     assert page.count("nats per label after") == 1, "one training curve"
     assert page.count("<audio") >= 3 and "<th>hypothesis</th>" in page
     wers = {line["what"]: line["value"] for line in lines if line["metric"] == "wer"}

@@ -29,8 +29,8 @@ BF16 = torch.bfloat16
 class Case(NamedTuple):
     """Sizes and arguments of a call."""
 
-    B: int = 3
-    T: int = 5
+    B: int = 2
+    T: int = 4
     U: int = 3
     D: int = 20
     V: int = 9
@@ -49,14 +49,13 @@ CASES = [
     Case(dropout=0.3),
     Case(dtype=FP16, dropout=0.3),
     Case(dtype=BF16, activation="tanh", durations=(0, 2)),
-    Case(dtype=BF16, activation="tanh", dropout=0.3),
     Case(B=1, T=1, U=0, D=8, V=29),
-    Case(B=1, T=9, U=8, D=8, V=1025, activation="tanh", tile=30),
-    Case(B=1, T=3, U=2, D=640, V=29, dropout=0.3, activation="tanh"),
+    Case(B=1, T=5, U=4, D=8, V=1025, activation="tanh", tile=15),
+    Case(B=1, T=2, U=1, D=640, V=29, dropout=0.3, activation="tanh"),
     Case(B=1, T=2, U=1, D=8, V=8198, durations=(0, 1, 2, 3, 4)),
     # no labels, and only D has to be rounded up
-    Case(B=5, T=9, U=0, D=72, V=64, dtype=FP16),
-    Case(B=2, T=9, U=6, V=8, tile=90),
+    Case(B=3, T=5, U=0, D=72, V=64, dtype=FP16),
+    Case(T=5, U=6, V=8, tile=50),
     Case(dtype=FP16, halves=FP32, activation="tanh"),
 ]
 
@@ -82,7 +81,7 @@ def check_all(device):
         if case.dtype == BF16 and device == "cpu":
             tiny *= 4  # the interpreter does not round it
         expect_no_worse_than(rival, actual, truth, tiny)
-    for case, activation in product(CASES[:5], ("none", "relu", "tanh")):
+    for case, activation in product(CASES[:4], ("none", "relu", "tanh")):
         halves, rest = drawn(case)
         rest = [part.to(device) for part in rest]
         options = {"activation": activation, "dropout": case.dropout, "seed": 5}

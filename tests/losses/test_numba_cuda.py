@@ -57,9 +57,9 @@ def simulated():
 
     sys.setswitchinterval(1e-5)  # the simulator polls its threads
     check_rounding()
-    check_memory(torch.float16, "cpu")
     kernels.LANES = kernels.THREADS = 4
     kernels.ROWS = kernels.EACH = 2
+    check_memory(torch.float16, "cpu")
     check_all("numba_cuda", "cpu", [rnnt_loss])
 
 
