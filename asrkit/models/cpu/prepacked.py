@@ -3,7 +3,6 @@
 oneDNN would otherwise bring the weights into its layout in every call.
 """
 
-import math
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -18,14 +17,13 @@ M = TypeVar("M", bound=nn.Module)
 # give the same results, about as fast.
 ROWS = 128
 FRAMES = 400
-# For few frames oneDNN may want another layout of a convolution, and then makes it slowly in every
-# call: a second for 15 million weights. Without AMX it does so for channels in blocks of 48. So
-# small weights are kept in a second layout, and such convolutions of large weights compute
-# LEAST_FRAMES at least. Frames that do not fill a block cost as much as a block.
+# For few frames, those of the padding included, oneDNN may want another layout of a convolution, and
+# then makes it slowly in every call: a second for 15 million weights. Without AMX it does so for
+# channels in blocks of 48. So small weights are kept in a second layout, and such convolutions of
+# large weights compute LEAST_FRAMES at least.
 LARGE = 2**20
-LEAST_FRAMES = 112
+LEAST_FRAMES = 96
 FEW_FRAMES = 80
-BLOCK = 16
 # Prepacked float32 convolutions are faster without AMX too. CPU time, prepacked over eager, on one
 # thread of an AMD EPYC with AVX-512, for layers of Jasper 10x5 DR from 256 channels and 11 taps to
 # 768 and 25: 0.78 to 0.94 for 100 frames, 0.78 to 0.97 for 350, 0.88 to 0.95 for 800. Only 768
@@ -212,15 +210,17 @@ class PrepackedConv1d(Prepacked):
         (self.padding,) = map(int, conv.padding)
         (dilation,) = conv.dilation
         self.reach = dilation * (conv.kernel_size[0] - 1)
-        # oneDNN takes it as a convolution over images one pixel high.
-        self.window = Window((0, self.padding), (1, self.stride), (1, dilation))
+        # oneDNN takes it as a convolution over images one pixel high. The zeros of the padding are
+        # appended before: kernels that make them take up to 1.4 times as long.
+        self.window = Window((0, 0), (1, self.stride), (1, dilation))
         weight = conv.weight.unsqueeze(2)
-        self.weight = prepack_kernel(weight, self.window, 1, FRAMES)
+        self.weight = prepack_kernel(weight, self.window, 1, FRAMES + self.reach)
         changes_layout = conv.out_channels % 48 == 0 or torch.cpu._is_amx_tile_supported()
         self.least_frames = LEAST_FRAMES if changes_layout else 1
         self.weight_for_few: Tensor | None = None
         if weight.numel() < LARGE:
-            self.weight_for_few = prepack_kernel(weight, self.window, 1, FEW_FRAMES // 2)
+            few = max(FEW_FRAMES // 2, self.reach + 1)
+            self.weight_for_few = prepack_kernel(weight, self.window, 1, few)
         elif not changes_layout:
             self.weight_for_few = self.weight
 
@@ -228,24 +228,16 @@ class PrepackedConv1d(Prepacked):
         """(B, out, T') from (B, in, T), in the dtype of the weight."""
         frames = (x.shape[2] + 2 * self.padding - self.reach - 1) // self.stride + 1
         weight = self.weight
-        if frames <= FEW_FRAMES and self.weight_for_few is not None:
-            weight = self.weight_for_few
-        else:
-            x = self._in_whole_blocks(x)
-        image = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        least = self.least_frames
+        width = frames + self.reach // self.stride
+        if width <= FEW_FRAMES and self.weight_for_few is not None:
+            weight, least = self.weight_for_few, 1
+        end = self.padding + max(least - width, 0) * self.stride
+        # Padded as rows of channels, so that channels are last, as the convolution wants them.
+        rows = F.pad(x.transpose(1, 2), (0, 0, self.padding, end))  # (B, T, in)
+        image = rows.transpose(1, 2).unsqueeze(2).contiguous(memory_format=torch.channels_last)
         out = convolve(image, weight, self.window, self.bias, self.activation)
         return out.squeeze(2)[:, :, :frames]
-
-    def _in_whole_blocks(self, x: Tensor) -> Tensor:
-        """`x` (B, in, T) with zeros appended, so that the outputs fill enough whole blocks.
-
-        The zeros change no output that is kept: the convolution itself pads with zeros there.
-        """
-        T = x.shape[2]
-        block = BLOCK * self.stride  # frames of the input for a block of outputs
-        blocks = max(math.ceil(T / block), self.least_frames // BLOCK)
-        # Padded as rows of channels, so that channels are last, as the convolution wants them.
-        return F.pad(x.transpose(1, 2), (0, 0, 0, blocks * block - T)).transpose(1, 2)
 
 
 def onednn_supports(dtype: torch.dtype) -> bool:
