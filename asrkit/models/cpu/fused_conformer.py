@@ -6,6 +6,8 @@ blocks, and none where a batch has no padding.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from asrkit.models.common import Encoded, expect_batch, padding_mask, strided
 from asrkit.models.cpu.prepacked import (
     PrepackedDepthwise,
     PrepackedLinear,
+    Step,
     multiply_by_group,
     prepack_by_group,
 )
@@ -38,12 +41,14 @@ REACH = 128  # frames: utterances whose lengths round up to the same multiple sh
 
 
 class Frames(NamedTuple):
-    """Masks of a batch, for all blocks."""
+    """Masks and distances of a batch, for all blocks."""
 
     valid: Tensor  # (B, T) bool, False in the padding
     padding: Tensor | None  # (B, T, 1) bool, True in the padding; None without padding
     hidden: Tensor | None  # (B, 1, 1 or T, T) bool, True at keys that are masked; None without any
     context: Context
+    in_blocks: bool  # see `attends_in_blocks`
+    distances: tuple[int, int]  # see `distance_range`
 
 
 class FusedFastConformer(nn.Module):
@@ -101,12 +106,14 @@ class FusedFastConformer(nn.Module):
         if self.config.scale_input:
             x = x * math.sqrt(self.width)
         context = self.config.context
-        valid = valid_mask(lengths, x.shape[1])
+        T = x.shape[1]
+        valid = valid_mask(lengths, T)
         padding = None if bool(valid.all()) else ~valid[..., None]
         hidden = None
         if padding is not None or context != (-1, -1):
             hidden = ~allowed_keys(valid, context)
-        frames = Frames(valid, padding, hidden, context)
+        in_blocks = attends_in_blocks(T, context)
+        frames = Frames(valid, padding, hidden, context, in_blocks, distance_range(T, context))
         for block in self.blocks:
             x = block(x, frames)
         if padding is not None:
@@ -114,7 +121,7 @@ class FusedFastConformer(nn.Module):
         return x, lengths
 
 
-class _Subsampling(nn.Module):
+class _Subsampling(Step):
     """The strided convolutions, channels last as in the eager ones."""
 
     def __init__(self, eager: Any) -> None:
@@ -156,27 +163,33 @@ class _Subsampling(nn.Module):
         return torch.cat(frames)
 
 
-class _Block(nn.Module):
-    """`ConformerBlock`, whose products add the residuals.
+def _norm(norm: nn.LayerNorm) -> Callable[[Tensor], Tensor]:
+    """A layer norm with float32 weights.
 
-    Weights of norms are float32: for bfloat16 frames torch then computes the same, 1.4 times as
-    fast.
+    For bfloat16 frames torch then computes the same, 1.4 times as fast.
     """
+    norm = norm.float().requires_grad_(False)
+    settings = {"weight": norm.weight, "bias": norm.bias, "eps": norm.eps}
+    return partial(torch.layer_norm, normalized_shape=norm.normalized_shape, **settings)
+
+
+class _Block(Step):
+    """`ConformerBlock`, whose products add the residuals."""
 
     def __init__(self, block: Any, layer: Any) -> None:
         super().__init__()
         first, second = block.feed
         self.first_feed = _Feed(first, layer)
-        self.attention_norm = block.attention_norm.float()
+        self.attention_norm = _norm(block.attention_norm)
         self.attention = _Attention(block.attention, layer)
-        self.conv_norm = block.conv_norm.float()
+        self.conv_norm = _norm(block.conv_norm)
         self.gate = layer(block.gate.weight, block.gate.bias)
         conv = block.depthwise
         kernel = conv.weight.unsqueeze(2)  # for images one pixel high
         self.depthwise = PrepackedDepthwise(kernel, conv.bias, "swish", groups=conv.groups)
         self.pointwise = layer(block.pointwise.weight, block.pointwise.bias)
         self.second_feed = _Feed(second, layer)
-        self.final_norm = block.final_norm.float()
+        self.final_norm = _norm(block.final_norm)
 
     def forward(self, x: Tensor, frames: Frames) -> Tensor:
         """Frames (B, T, D) after this block."""
@@ -192,13 +205,13 @@ class _Block(nn.Module):
         return self.final_norm(x)
 
 
-class _Feed(nn.Module):
+class _Feed(Step):
     """Half a feed-forward layer and its residual; its last weights include the factor of 1/2."""
 
     def __init__(self, feed: Any, layer: Any) -> None:
         super().__init__()
         norm, wide, _, _, narrow = feed
-        self.norm = norm.float()
+        self.norm = _norm(norm)
         self.wide = layer(wide.weight, wide.bias, "swish")
         bias = None if narrow.bias is None else 0.5 * narrow.bias
         self.narrow = layer(0.5 * narrow.weight, bias)
@@ -208,14 +221,12 @@ class _Feed(nn.Module):
         return self.narrow.plus(self.wide(self.norm(x)), x)
 
 
-class _Attention(nn.Module):
+class _Attention(Step):
     """`RelativeAttention` that adds its result to a residual.
 
     The product that computes the queries adds the content bias too; `bias_difference` is the
     position bias minus the content bias.
     """
-
-    bias_difference: Tensor
 
     def __init__(self, eager: Any, layer: Any) -> None:
         super().__init__()
@@ -226,7 +237,7 @@ class _Attention(nn.Module):
             bias = bias + eager.qkv.bias
         self.qkv = layer(eager.qkv.weight, bias)
         difference = eager.position_bias.detach() - eager.content_bias.detach()
-        self.register_buffer("bias_difference", difference[:, 0], persistent=False)  # (H, D/H)
+        self.bias_difference = difference[:, 0]  # (H, D/H)
         self.position = PrepackedLinear(eager.position.weight.to(difference.dtype), None)
         self.prepacked: tuple[tuple[int, int, int], Tensor] | None = None  # see `_positions`
         self.projected: tuple[int, Tensor] | None = None  # see `_projected`
@@ -238,11 +249,11 @@ class _Attention(nn.Module):
         H = self.heads
         qkv = self.qkv(x).view(B, T, 3, H, -1)
         q, k, v = qkv.unbind(2)  # each (B, T, H, D/H); q includes the content bias
-        first, last = distance_range(T, frames.context)
+        first, last = frames.distances
         p = self._positions(x, first, last)
         queries = (q + self.bias_difference).view(B * T, -1)
         scores = multiply_by_group(queries, p, H).view(B, T, H, -1)  # by distance
-        if attends_in_blocks(T, frames.context):
+        if frames.in_blocks:
             q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # each (B, H, T, D/H)
             scores = scores[..., : first - last + 1].transpose(1, 2).contiguous()
             mixed = block_attention(q, k, v, scores, frames.valid, frames.context)
@@ -314,10 +325,10 @@ def _attend(qkv: Tensor, bias: Tensor, hidden: Tensor | None) -> Tensor:
     scale = 1 / math.sqrt(width)
     mixed = qkv.new_empty(B, T, H, width)
     for b in range(B):
-        q, k, v = qkv[b].permute(1, 2, 0, 3).contiguous()  # each (H, T, D/H)
+        q, k, v = qkv[b].permute(1, 2, 0, 3).contiguous().unbind()  # each (H, T, D/H)
         scores = torch.baddbmm(bias[b], q, k.transpose(1, 2), alpha=scale)
         if hidden is not None:
             scores = scores.masked_fill_(hidden[b], lowest(scores.dtype))
-        shares = scores.float().softmax(-1).to(v.dtype)
+        shares = scores.softmax(-1, torch.float32).to(v.dtype)
         torch.bmm(shares, v, out=mixed[b].transpose(0, 1))
     return mixed.flatten(2)

@@ -3,7 +3,6 @@
 oneDNN would otherwise bring the weights into its layout in every call.
 """
 
-import math
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -18,14 +17,13 @@ M = TypeVar("M", bound=nn.Module)
 # give the same results, about as fast.
 ROWS = 128
 FRAMES = 400
-# For few frames oneDNN may want another layout of a convolution, and then makes it slowly in every
-# call: a second for 15 million weights. Without AMX it does so for channels in blocks of 48. So
-# small weights are kept in a second layout, and such convolutions of large weights compute
-# LEAST_FRAMES at least. Frames that do not fill a block cost as much as a block.
+# For few frames, those of the padding included, oneDNN may want another layout of a convolution, and
+# then makes it slowly in every call: a second for 15 million weights. Without AMX it does so for
+# channels in blocks of 48. So small weights are kept in a second layout, and such convolutions of
+# large weights compute LEAST_FRAMES at least.
 LARGE = 2**20
-LEAST_FRAMES = 112
+LEAST_FRAMES = 96
 FEW_FRAMES = 80
-BLOCK = 16
 # Prepacked float32 convolutions are faster without AMX too. CPU time, prepacked over eager, on one
 # thread of an AMD EPYC with AVX-512, for layers of Jasper 10x5 DR from 256 channels and 11 taps to
 # 768 and 25: 0.78 to 0.94 for 100 frames, 0.78 to 0.97 for 350, 0.88 to 0.95 for 800. Only 768
@@ -35,7 +33,23 @@ BLOCK = 16
 Activation = Literal["none", "relu", "swish", "gelu"]  # swish is oneDNN's name of SiLU
 
 
-class Prepacked(nn.Module):
+class Step(nn.Module):
+    """A module that costs little Python to call: it has no hooks.
+
+    Between products of large weights no cache holds Python's data. For one utterance of 10 s, 5 to
+    7 % of the encoder's time was Python, most of it in `nn.Module.__call__` and `__getattr__`.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self.__dict__[name] = value  # found before nn.Module.__getattr__ is called
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The result of `forward`."""
+        return self.forward(*inputs)
+
+
+class Prepacked(Step):
     """A layer whose weight has an opaque layout, with an optional activation after it.
 
     It is for inference: it cannot be saved, copied, moved or trained. Its bias stays a parameter,
@@ -178,9 +192,10 @@ def multiply_by_group(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
         weight: The result of `prepack_by_group`.
         groups: Number of groups, G.
     """
-    image = rows[None, :, None].permute(0, 3, 1, 2)  # (1, G in, R, 1), channels last
+    R = len(rows)
+    image = rows.view(1, R, 1, -1).permute(0, 3, 1, 2)  # (1, G in, R, 1), channels last
     out = convolve(image, weight, Window(groups=groups))
-    return out.permute(0, 2, 3, 1)[0, :, 0].unflatten(1, (groups, -1))
+    return out.permute(0, 2, 3, 1).view(R, groups, -1)
 
 
 class PrepackedConv1d(Prepacked):
@@ -195,15 +210,17 @@ class PrepackedConv1d(Prepacked):
         (self.padding,) = map(int, conv.padding)
         (dilation,) = conv.dilation
         self.reach = dilation * (conv.kernel_size[0] - 1)
-        # oneDNN takes it as a convolution over images one pixel high.
-        self.window = Window((0, self.padding), (1, self.stride), (1, dilation))
+        # oneDNN takes it as a convolution over images one pixel high. The zeros of the padding are
+        # appended before: kernels that make them take up to 1.4 times as long.
+        self.window = Window((0, 0), (1, self.stride), (1, dilation))
         weight = conv.weight.unsqueeze(2)
-        self.weight = prepack_kernel(weight, self.window, 1, FRAMES)
+        self.weight = prepack_kernel(weight, self.window, 1, FRAMES + self.reach)
         changes_layout = conv.out_channels % 48 == 0 or torch.cpu._is_amx_tile_supported()
         self.least_frames = LEAST_FRAMES if changes_layout else 1
         self.weight_for_few: Tensor | None = None
         if weight.numel() < LARGE:
-            self.weight_for_few = prepack_kernel(weight, self.window, 1, FEW_FRAMES // 2)
+            few = max(FEW_FRAMES // 2, self.reach + 1)
+            self.weight_for_few = prepack_kernel(weight, self.window, 1, few)
         elif not changes_layout:
             self.weight_for_few = self.weight
 
@@ -211,24 +228,16 @@ class PrepackedConv1d(Prepacked):
         """(B, out, T') from (B, in, T), in the dtype of the weight."""
         frames = (x.shape[2] + 2 * self.padding - self.reach - 1) // self.stride + 1
         weight = self.weight
-        if frames <= FEW_FRAMES and self.weight_for_few is not None:
-            weight = self.weight_for_few
-        else:
-            x = self._in_whole_blocks(x)
-        image = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        least = self.least_frames
+        width = frames + self.reach // self.stride
+        if width <= FEW_FRAMES and self.weight_for_few is not None:
+            weight, least = self.weight_for_few, 1
+        end = self.padding + max(least - width, 0) * self.stride
+        # Padded as rows of channels, so that channels are last, as the convolution wants them.
+        rows = F.pad(x.transpose(1, 2), (0, 0, self.padding, end))  # (B, T, in)
+        image = rows.transpose(1, 2).unsqueeze(2).contiguous(memory_format=torch.channels_last)
         out = convolve(image, weight, self.window, self.bias, self.activation)
         return out.squeeze(2)[:, :, :frames]
-
-    def _in_whole_blocks(self, x: Tensor) -> Tensor:
-        """`x` (B, in, T) with zeros appended, so that the outputs fill enough whole blocks.
-
-        The zeros change no output that is kept: the convolution itself pads with zeros there.
-        """
-        T = x.shape[2]
-        block = BLOCK * self.stride  # frames of the input for a block of outputs
-        blocks = max(math.ceil(T / block), self.least_frames // BLOCK)
-        # Padded as rows of channels, so that channels are last, as the convolution wants them.
-        return F.pad(x.transpose(1, 2), (0, 0, 0, blocks * block - T)).transpose(1, 2)
 
 
 def onednn_supports(dtype: torch.dtype) -> bool:
