@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from asrkit.cpu import fast_dtype
 from asrkit.decoders import Hypotheses
-from asrkit.devices import CPU_FLOAT
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import Checkpoint
 from asrkit.models.common import dtype_of
@@ -271,12 +270,6 @@ class Recognizer:
         if len(encoded) > 1:
             encoded, ends = (torch.cat(encoded),), (torch.cat(ends),)
         return self.decode(*encoded, *ends, **options)
-
-    def warm_up(self) -> None:
-        """Make now what the first call makes, such as compiled kernels: forked workers share it."""
-        samples = self.feature_config.rate_hz
-        second = torch.zeros(1, samples, **CPU_FLOAT)
-        self.encode(*self.features(second, torch.tensor([samples], device="cpu")))
 
     @torch.inference_mode()
     def features(self, waveforms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,6 @@ def transcribe_in_workers(
     """
     options = options or WindowOptions()
     recognizer = recognizer or Recognizer.from_checkpoint(checkpoint)
-    recognizer.warm_up()
     transcriber = Transcriber(recognizer, checkpoint.tokenizer, options)
 
     def transcribe_job(sounds: Sequence[Sound], advance: Advance) -> list[Transcript]:

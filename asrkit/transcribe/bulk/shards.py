@@ -322,7 +322,6 @@ class LocalWorkers:
 
             share_memory_pool()
             transcriber.load()
-            transcriber.transcriber.recognizer.warm_up()
         with self.workers(transcriber, advance) as workers:
             yield from workers.results(shard.recordings() for shard in shards)
 
