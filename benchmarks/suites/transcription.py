@@ -128,7 +128,7 @@ def whole_programs(folder: Path, quick: bool, peers: Peers) -> Iterator[Case]:
     weights, and a TDT of 0.6 billion, on recordings of LibriSpeech's lengths.
 
     Args:
-        folder: folder for models and recordings; needs ten gigabytes.
+        folder: folder for models and recordings; needs nine gigabytes.
         quick: tiny models, and half a minute of audio.
         peers: other programs.
     """
