@@ -158,8 +158,9 @@ class Plan:
 def is_whisper(model: Path) -> bool:
     """Whether a model is a folder of a Whisper, of CTranslate2 or of Hugging Face."""
     config = model / "config.json"
-    text = config.read_text(errors="replace") if config.is_file() else ""
-    return (model / "model.bin").is_file() or '"whisper"' in text
+    return config.is_file() and (
+        (model / "model.bin").is_file() or '"whisper"' in config.read_text(errors="replace")
+    )
 
 
 def expect_same(stored: Mapping[str, str], now: Mapping[str, str], out: Path) -> None:

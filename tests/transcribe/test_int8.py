@@ -69,6 +69,7 @@ PARAKEET = {"config.json": '{"model_type": "parakeet_ctc"}'}
     ("auto", HUGGING_FACE, AVX2, "int8 beside float32"),
     ("auto", HUGGING_FACE, {}, "float32"),
     ("auto", PARAKEET, AVX2, "float32"),
+    ("auto", {"model.bin": ""}, AVX2, "float32"),
 ])  # fmt: skip
 def test_dtype_by_model_and_cpu(monkeypatch, tmp_path, dtype, files, flags, wanted):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
