@@ -4,12 +4,9 @@ transcripts of recorded speech in several precisions.
 
 import copy
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,8 +44,8 @@ def encoder_cast_bytes(
 ) -> dict[str, np.ndarray]:
     """Bytes that casts under CUDA's autocast read and write, by operand and batch size.
 
-    They are counted on fake tensors for the smallest and the largest batch and for one and two
-    blocks, because they are linear in both.
+    They are counted on fake tensors for the smallest and the largest batch, between which they grow
+    linearly.
 
     Args:
         config: Configuration of the encoder.
@@ -56,15 +53,15 @@ def encoder_cast_bytes(
         frames: Feature frames of each utterance.
     """
     ends = (batches[0], batches[-1])
-    counted = defaultdict[str, np.ndarray](lambda: np.zeros((2, 2)))
-    for (row, B), (column, layers) in product(enumerate(ends), enumerate((1, 2))):
-        encoder = partial(FastConformer, replace(config, layers=layers))
+    counted: dict[str, dict[int, float]] = {}
+    for B in ends:
+        encoder = partial(FastConformer, config)
         for cast in precision.autocast_casts(encoder, B, frames, config.bins, device="cuda"):
-            counted[cast.operand][row, column] += cast.bytes
-    line = (2 - config.layers, config.layers - 1)  # through one and two blocks
+            by_batch = counted.setdefault(cast.operand, dict.fromkeys(ends, 0.0))
+            by_batch[B] += cast.bytes
     return {
-        operand: np.interp(batches, ends, of_blocks @ line)
-        for operand, of_blocks in counted.items()
+        operand: np.interp(batches, ends, [*by_batch.values()])
+        for operand, by_batch in counted.items()
     }
 
 

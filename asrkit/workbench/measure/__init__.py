@@ -1,11 +1,6 @@
 """Measurements on any device: time, peak memory, launches, waits of the host, and casts."""
 
-from asrkit.workbench.measure.casts import (
-    CastProfile,
-    cast_profile,
-    median_profile,
-    profiles_in_turns,
-)
+from asrkit.workbench.measure.casts import CastProfile, cast_profile, median_profile
 from asrkit.workbench.measure.memory import fake_peak, peak_memory
 from asrkit.workbench.measure.ops import Launches, Op, host_reads, launch_profile
 from asrkit.workbench.measure.times import Sample, Timing, measure, ratio
@@ -23,6 +18,5 @@ __all__ = [
     "measure",
     "median_profile",
     "peak_memory",
-    "profiles_in_turns",
     "ratio",
 ]

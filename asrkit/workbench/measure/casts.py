@@ -4,7 +4,6 @@ import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -77,22 +76,6 @@ class CastProfile:
             sums = {"ops": len(ops), "ms": ms, "share": ms / self.op_ms}
             rows.append({**fields, **sums, "bytes": sum(op.bytes for op in ops)})
         return sorted(rows, key=lambda row: -row["ms"])
-
-
-def profiles_in_turns(
-    module: nn.Module, inputs: Sequence[Any], *, repeats: int
-) -> list[dict[str, CastProfile]]:
-    """Profiles of a module in all three modes, interleaved: one dict for each repeat.
-
-    Other load on the machine then affects all modes alike.
-
-    Args:
-        module: A module in float32.
-        inputs: Positional arguments of the module.
-        repeats: Number of profiles of each mode.
-    """
-    profile = partial(cast_profile, module, inputs, repeats=1, warmup=0)
-    return [{mode: profile(mode) for mode in MODES} for _ in range(repeats)]
 
 
 def median_profile(profiles: Sequence[CastProfile]) -> CastProfile:

@@ -17,7 +17,6 @@ from asrkit.workbench.measure import (
     Op,
     cast_profile,
     median_profile,
-    profiles_in_turns,
 )
 
 B, I, O = 4, 8, 16
@@ -273,9 +272,3 @@ def test_on_a_gpu_the_kernels_are_timed():
         assert len(profile.casts) == casts
         assert all(op.ms > 0 for op in profile.ops)
     assert {op.kind for op in profile.ops} == {"matrix product", "normalisation"}
-
-
-def test_modes_take_turns(linear, x):
-    turns = profiles_in_turns(linear, (x,), repeats=2)
-    assert [[*turn] for turn in turns] == [["float32", "autocast", "half"]] * 2
-    assert [len(turn["autocast"].casts) for turn in turns] == [3, 3]
