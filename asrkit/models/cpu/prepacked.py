@@ -17,19 +17,17 @@ M = TypeVar("M", bound=nn.Module)
 # give the same results, about as fast.
 ROWS = 128
 FRAMES = 400
-# For few frames, those of the padding included, oneDNN may want another layout of a convolution, and
-# then makes it slowly in every call: a second for 15 million weights. Without AMX it does so for
-# channels in blocks of 48. So small weights are kept in a second layout, and such convolutions of
-# large weights compute LEAST_FRAMES at least.
+# For few frames, padding included, oneDNN may want another layout of a convolution, and then makes
+# it slowly in every call: a second for 15 million weights. Without AMX it does so for channels in
+# blocks of 48. So small weights are kept in a second layout, and such convolutions of large weights
+# compute LEAST_FRAMES at least.
 LARGE = 2**20
 LEAST_FRAMES = 96
 FEW_FRAMES = 80
 # Prepacked float32 convolutions are faster without AMX too. CPU time, prepacked over eager, on one
 # thread of an AMD EPYC with AVX-512, for layers of Jasper 10x5 DR from 256 channels and 11 taps to
-# 768 and 25: 0.78 to 0.94 for 100 frames, 0.78 to 0.97 for 350, 0.88 to 0.95 for 800. Only 768
-# channels of fewer than 80 frames take longer, 1.5 times, because of LEAST_FRAMES; the whole model
-# takes 0.6 to 0.9 times as long for such lengths. Without AVX-512 they are slower: see
-# `has_avx512`.
+# 768 and 25, when oneDNN still made the zeros of the padding: 0.78 to 0.94 for 100 frames, 0.78 to
+# 0.97 for 350, 0.88 to 0.95 for 800. Without AVX-512 they are slower: see `has_avx512`.
 Activation = Literal["none", "relu", "swish", "gelu"]  # swish is oneDNN's name of SiLU
 
 
@@ -192,10 +190,9 @@ def multiply_by_group(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
         weight: The result of `prepack_by_group`.
         groups: Number of groups, G.
     """
-    R = len(rows)
-    image = rows.view(1, R, 1, -1).permute(0, 3, 1, 2)  # (1, G in, R, 1), channels last
+    image = rows[None, :, None].permute(0, 3, 1, 2)  # (1, G in, R, 1), channels last
     out = convolve(image, weight, Window(groups=groups))
-    return out.permute(0, 2, 3, 1).view(R, groups, -1)
+    return out.permute(0, 2, 3, 1).view(len(rows), groups, -1)
 
 
 class PrepackedConv1d(Prepacked):
@@ -221,14 +218,11 @@ class PrepackedConv1d(Prepacked):
         if weight.numel() < LARGE:
             few = max(FEW_FRAMES // 2, self.reach + 1)
             self.weight_for_few = prepack_kernel(weight, self.window, 1, few)
-        elif not changes_layout:
-            self.weight_for_few = self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, out, T') from (B, in, T), in the dtype of the weight."""
         frames = (x.shape[2] + 2 * self.padding - self.reach - 1) // self.stride + 1
-        weight = self.weight
-        least = self.least_frames
+        weight, least = self.weight, self.least_frames
         width = frames + self.reach // self.stride
         if width <= FEW_FRAMES and self.weight_for_few is not None:
             weight, least = self.weight_for_few, 1
