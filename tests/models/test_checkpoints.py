@@ -219,15 +219,17 @@ def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path):
 
 SCRIPT = """
 import sys
+from asrkit.memory import peak_memory
 from asrkit.models.common import without_memory
 from asrkit.models.presets import make_model, whisper_tiny, parakeet_rnnt_0_6b, tiny_aed
 with without_memory():
     make_model(whisper_tiny()), make_model(parakeet_rnnt_0_6b()), make_model(tiny_aed())
-print([name for name in sys.modules if name.startswith("torch._dynamo")])
+peak_memory(dict)
+print([name for name in sys.modules if name.startswith(("torch._dynamo", "torch._inductor"))])
 """
 
 
-def test_a_model_without_memory_does_not_import_torchs_compiler():
+def test_neither_a_model_without_memory_nor_a_peak_imports_torchs_compiler():
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

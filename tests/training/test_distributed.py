@@ -52,7 +52,7 @@ TRAINED = {  # runs of two processes, compared with one that accumulates
     "float16": (TRANSDUCER, replace(SHORT, precision="float16")),  # overflows at first
     "2D buckets": (
         TRANSDUCER,
-        replace(SHORT, batching="bucketed2d", buckets=2, memory=0.03),
+        replace(SHORT, batching="bucketed2d", buckets=2, memory=0.015),
     ),
     "corrupt": (TRANSDUCER, SHORT),  # one batch of one process has samples of NaN
     "unaligned": (CTC, SHORT),  # one batch of one process has no alignment
