@@ -138,11 +138,11 @@ def quantize(x: Tensor) -> tuple[Tensor, float, int]:
     """Values (..., in) uint8, scale and zero point: activations are (values - zero) times scale.
 
     torch computes the first `MOST_BY_TORCH` numbers of a process, then Numba the same values on one
-    thread, however many torch has. The lowest and the highest number become 0 and
-    255, or the steps next to them; where all numbers have one sign, zero is the other end of the
-    range. Zero itself is exact, halves are rounded up, and no number changes by more than a step.
-    The scale is NaN where an activation, or the range of all, is not finite. The zero point is 1 to
-    255: with 0 oneDNN would bring the weight into its layout in each call.
+    thread, however many torch has. The lowest and the highest number become 0 and 255, or the steps
+    next to them; where all numbers have one sign, zero is the other end of the range. Zero itself
+    is exact, halves are rounded up, and no number changes by more than a step. The scale is NaN
+    where an activation, or the range of all, is not finite. The zero point is 1 to 255: with 0
+    oneDNN would bring the weight into its layout in each call.
 
     Args:
         x: Activations (..., in), float32 or bfloat16.
