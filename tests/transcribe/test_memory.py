@@ -30,9 +30,9 @@ import asrkit.transcribe.windows  # before the measurement starts
 from asrkit.memory import share_memory_pool
 from asrkit.transcribe.plan import Plan
 
-def status_B(name):
+def peak_B():
     lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 def load(path):
     return Plan(model=Path(path), dtype=sys.argv[1]).resolved("cpu").load("cpu")
@@ -40,10 +40,9 @@ def load(path):
 torch.set_num_threads(1)
 share_memory_pool()
 load(sys.argv[2])  # a small model, with which libraries are loaded
-before_B = status_B("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+before_B = peak_B()
 model = load(sys.argv[3])
-print(status_B("VmHWM") - before_B)
+print(peak_B() - before_B)
 """
 
 

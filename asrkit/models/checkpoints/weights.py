@@ -43,7 +43,7 @@ def mapped(weights: Weights, path: Path, start: int = 0) -> Weights:
     result = {**weights}
     for name, weight in weights.items():
         if getattr(weight, "layout", None) == torch.strided:
-            storage = weight.untyped_storage()
+            storage: Any = weight.untyped_storage()
             size = storage.nbytes() // weight.itemsize
             offset = start + storage._checkpoint_offset
             values = tensor_at(data, offset, weight.dtype, [size])
