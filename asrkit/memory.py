@@ -63,7 +63,7 @@ def peak_memory(fn: Callable[[], object], *, device: str = "cpu") -> int:
     # The profiler looks for a GPU, and reports an error when there is none.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     # torch.profiler.profile is this too, and imports torch's compiler first: seconds.
-    with torch.autograd.profiler.profile(profile_memory=True, acc_events=True) as profile:
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
         fn()
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
