@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +25,7 @@ KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 MOST_KERNELS = 128
 KEPT_MEMORY: list[Callable[[], None]] = []  # functions that free memory kept for later calls
 _MAPPED = WeakSet[mmap.mmap]()
+_MAPPED_LOCK = threading.Lock()
 
 
 @functools.cache
@@ -39,7 +41,9 @@ def return_free_memory() -> None:
     What was read of a file of `map_file` counts as memory of this process until then. It is read
     again when it is needed.
     """
-    for data in _MAPPED:
+    with _MAPPED_LOCK:
+        mapped = [*_MAPPED]
+    for data in mapped:
         if hasattr(data, "madvise"):  # not on Windows
             data.madvise(mmap.MADV_DONTNEED)
     if _glibc():
@@ -62,13 +66,16 @@ def share_memory_pool() -> None:
 def map_file(path: Path) -> mmap.mmap:
     """The bytes of a file, which are read when they are used. A change of the file changes them.
 
+    Bytes that are written in memory never reach the file, and `return_free_memory` drops them.
+
     Raises:
         ValueError: The file is empty.
     """
     with path.open("rb") as file:
         # Copy on write, though nothing is written: torch warns of read-only memory.
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    _MAPPED.add(data)
+    with _MAPPED_LOCK:
+        _MAPPED.add(data)
     return data
 
 

@@ -26,6 +26,7 @@ from asrkit.models import (
     load_checkpoint,
     save_checkpoint,
 )
+from asrkit.models.checkpoints import own
 from asrkit.models.cpu.prepacked import prepack
 from asrkit.models.folding import fold
 from asrkit.text import CharTokenizer
@@ -233,3 +234,13 @@ def test_neither_a_model_without_memory_nor_a_peak_imports_torchs_compiler():
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.uint16])
+def test_tensors_of_other_dtypes_and_none_at_all_are_read(dtype, tmp_path):
+    path = tmp_path / "a.safetensors"
+    tensors = {"a": torch.arange(6.0).to(dtype), "empty": torch.empty(0, 3)}
+    save_file(tensors, path)
+    found, _ = own.read_safetensors(path)
+    assert torch.equal(found["a"].float(), tensors["a"].float())
+    assert found["empty"].shape == (0, 3)

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from asrkit.models import (
     presets,
 )
 from asrkit.models.checkpoints.jasper import _encoder
+from asrkit.models.checkpoints.weights import saved
 
 sys.path.append(str(Path(__file__).parent))
 from parity_cases import JASPER, V, nemo_config, write_nemo
@@ -118,6 +120,32 @@ def test_weights_do_not_change_with_their_file(tmp_path):
     loaded = load_checkpoint(path)
     path.write_bytes(bytes(path.stat().st_size))
     expect_the_weights_of(loaded, model)
+
+
+@pytest.mark.parametrize("kind", ["as written", "stored", "deflated", "legacy", "big"])
+def test_tensors_are_found_wherever_a_file_has_them(kind, tmp_path):
+    numbers = torch.randn(4, 6)
+    tensors = {
+        "w": numbers,
+        "view": numbers.T,
+        "count": torch.tensor(3),
+        "no": torch.empty(0),
+    }
+    path = tmp_path / "a.pt"
+    torch.save(tensors, path, _use_new_zipfile_serialization=kind != "legacy")
+    if kind in ("stored", "deflated", "big"):
+        entries = {}
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                entries[name] = archive.read(name)
+        how = zipfile.ZIP_DEFLATED if kind == "deflated" else zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", how) as archive:
+            for name, content in entries.items():
+                big = kind == "big" and name.endswith("byteorder")
+                archive.writestr(name, b"big" if big else content)
+    found = saved(path, "a.pt", path)
+    for name, expected in torch.load(path, weights_only=True).items():
+        assert torch.equal(found[name], expected), name
 
 
 def test_the_shapes_of_the_published_model_give_the_preset():

@@ -88,8 +88,9 @@ def load_checkpoint(
             training code, of which the averaged weights are loaded if there are any.
         device: Device of the weights.
         dtype: Floating-point dtype of the weights. Counters stay integers. None, on a CPU: that of
-            the file, in which the weights stay until they are used; neither may change.
-            `optimize(model, dtype=...)` then reads one layer after the other.
+            the file, in which the weights stay until they are used. Neither may change: a weight
+            that is edited gets the value of the file again. `optimize(model, dtype=...)` then
+            reads one layer after the other.
 
     Raises:
         ValueError: Something is damaged, missing or not supported; the message says what.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asrkit.models.checkpoints.folders import expect_only
 from asrkit.models.checkpoints.own import Contents, Values, Weights
-from asrkit.models.checkpoints.weights import mapped, renamed, saved
+from asrkit.models.checkpoints.weights import renamed, saved
 from asrkit.models.ctc import CTCConfig
 from asrkit.models.jasper import JasperConfig, Stage
 from asrkit.shapes import expect
@@ -49,14 +49,14 @@ def read(path: Path) -> Contents:
     Raises:
         ValueError: Something is damaged, missing or not supported; the message names it.
     """
-    training = saved(path, path.name, "meta")
+    training = saved(path, path.name, path)
     expect(isinstance(training, dict), path.name, "the keys of a training", type(training).__name__)
     averaged = training.get("ema_state_dict") is not None
     state = "ema_state_dict" if averaged else "state_dict"
     expect(
         state in training, path.name, "weights under ema_state_dict or state_dict", [*training][:5]
     )
-    weights = mapped(training[state], path)
+    weights = training[state]
     config = CTCConfig(vocab_size=len(ALPHABET), encoder=_encoder(weights))
     features = FEATURES | {"bins": config.encoder.bins}
     ours = renamed(weights, our_name)

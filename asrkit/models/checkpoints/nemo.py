@@ -21,7 +21,6 @@ from asrkit.models.checkpoints.folders import expect_only, translated
 from asrkit.models.checkpoints.names import LAYERS, SETTINGS
 from asrkit.models.checkpoints.own import Contents, Values, Weights
 from asrkit.models.checkpoints.weights import (
-    mapped,
     renamed,
     replaced,
     saved,
@@ -108,7 +107,7 @@ def read(path: Path) -> Contents:
         stored = members[WEIGHTS]
         name = f"{path.name}: {WEIGHTS}"
         if isinstance(tar.fileobj, io.BufferedReader):
-            weights = mapped(saved(stored, name, "meta"), path, starts[WEIGHTS])
+            weights = saved(stored, name, path, starts[WEIGHTS])
         else:
             stored = io.BytesIO(stored.read())  # gzip can seek back to its start only
             weights = saved(stored, name)

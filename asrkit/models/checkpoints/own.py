@@ -39,7 +39,13 @@ _DTYPES = {  # by the names in safetensors
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
     "BOOL": torch.bool,
 }
 _KINDS = {
@@ -133,7 +139,11 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
 def tensor_at(data: Any, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """The tensor at `offset` of a mapped file; its values stay in the file until they are used."""
-    return torch.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(*shape, dtype=dtype, device="cpu")
+    flat = torch.frombuffer(data, dtype=dtype, count=count, offset=offset)
+    return flat.view(shape).detach()  # detached, it does not keep the file mapped by its base
 
 
 def read(path: Path) -> Contents:

@@ -2,6 +2,8 @@
 
 import pickle
 import re
+import struct
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -16,40 +18,73 @@ from asrkit.shapes import expect
 _POINTWISE = (".gate.weight", ".pointwise.weight", "output.weight", "ctc_head.weight")
 
 
-def saved(source: IO[bytes] | Path, name: str, device: str = "cpu") -> Any:
+def saved(source: IO[bytes] | Path, name: str, path: Path | None = None, start: int = 0) -> Any:
     """Tensors and plain values from a file of `torch.save`; ValueError if it has anything else.
 
     Args:
         source: The file.
         name: Name of the file in errors.
-        device: "meta" for tensors without values, which `mapped` finds in the file.
+        path: The file on disk that has `source` from byte `start` on. Tensors in dictionaries stay
+            there until they are used, if their bytes are stored as torch stores them. None: they
+            are read.
+        start: Bytes before `source`.
     """
+    records = _records(source) if path else set()
+    if not isinstance(source, Path):
+        source.seek(0)
     try:
-        return torch.load(source, map_location=device, weights_only=True)
+        device = "meta" if records else "cpu"
+        values = torch.load(source, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         why = str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0]
         raise ValueError(f"{name} cannot be read as tensors alone ({why:.200}).") from None
+    if not (records and path):
+        return values
+    try:
+        return _mapped(values, map_file(path), start, records)
+    except LookupError:
+        return saved(source, name)
 
 
-def mapped(weights: Weights, path: Path, start: int = 0) -> Weights:
-    """Weights of `saved` on "meta" with their values, which stay in the file until they are used.
+def _records(source: IO[bytes] | Path) -> set[tuple[int, int]]:
+    """Offset and size of each record in a file of `torch.save` whose bytes can be used in place.
 
-    Args:
-        weights: The weights by name; other values are kept.
-        path: The file, of which the file of `torch.save` is a part.
-        start: Bytes before this part.
+    Compressed records are left out. There is none in a file that is no zip archive, as those of
+    torch before 1.6, or whose numbers are not little-endian.
     """
-    data = map_file(path)
-    result = {**weights}
-    for name, weight in weights.items():
-        if getattr(weight, "layout", None) == torch.strided:
-            storage: Any = weight.untyped_storage()
-            size = storage.nbytes() // weight.itemsize
-            offset = start + storage._checkpoint_offset
-            values = tensor_at(data, offset, weight.dtype, [size])
-            view = (weight.size(), weight.stride(), weight.storage_offset())
-            result[name] = values.as_strided(*view)
-    return result
+    if not zipfile.is_zipfile(source):
+        return set()
+    found = set()
+    with zipfile.ZipFile(source) as archive:
+        for record in archive.infolist():
+            if record.filename.endswith("/byteorder") and archive.read(record) != b"little":
+                return set()
+            file: Any = archive.fp
+            file.seek(record.header_offset + 26)  # lengths of the name and of the extra field
+            data = record.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
+            if record.compress_type == zipfile.ZIP_STORED:
+                found.add((data, record.file_size))
+    return found
+
+
+def _mapped(values: Any, data: Any, start: int, records: set[tuple[int, int]]) -> Any:
+    """Values that were loaded on "meta", with the tensors in nested dictionaries in a mapped file.
+
+    torch computes where a storage is in the file, and does not look: the file may differ.
+
+    Raises:
+        LookupError: There is no such record.
+    """
+    if isinstance(values, dict):
+        return {name: _mapped(value, data, start, records) for name, value in values.items()}
+    if getattr(values, "layout", None) != torch.strided:
+        return values
+    storage: Any = values.untyped_storage()
+    place = storage._checkpoint_offset, storage.nbytes()
+    if place not in records:
+        raise LookupError(place)
+    flat = tensor_at(data, start + place[0], values.dtype, [place[1] // values.itemsize])
+    return flat.as_strided(values.size(), values.stride(), values.storage_offset())
 
 
 def replaced(name: str, names: Mapping[str, str]) -> str:
