@@ -539,7 +539,7 @@ def test_the_conda_environment_and_the_commands_of_ci_are_those_of_the_makefile(
 
 @pytest.mark.parametrize(
     "reason, passes",
-    [("needs a CPU with VNNI or AMX", True), ("needs Ray: make peers", False)],
+    [("needs a CPU with AVX2", True), ("needs Ray: make peers", False)],
 )
 def test_ci_fails_for_a_skip_that_can_be_mended(
     pytestconfig, monkeypatch, reason, passes
