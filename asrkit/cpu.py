@@ -5,6 +5,7 @@ instructions, is `asrkit.models.cpu.prepacked.onednn_supports`.
 """
 
 import os
+import re
 
 import torch
 
@@ -12,16 +13,15 @@ from asrkit.shapes import expect
 
 OTHER_DTYPES = "Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32."
 
-# Variables that limit the instructions of oneDNN and FBGEMM, and values that leave VNNI to them.
+# Variables that limit the instructions of oneDNN and FBGEMM, and their values that allow VNNI.
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS")
-WITH_VNNI = ("", "ALL", "DEFAULT", *(f"AVX512_CORE_{i}" for i in ("VNNI", "BF16", "FP16")))
+WITH_VNNI = "|ALL|DEFAULT|AVX512_CORE_(VNNI|BF16|FP16|AMX.*)|AVX10_.*"
 
 
 def _limited() -> bool:
     """Whether a variable limits oneDNN or FBGEMM; each limit counts as one to AVX2."""
-    values = [os.environ.get(name, "").upper() for name in LIMITS]
-    newer = ("AVX512_CORE_AMX", "AVX10_")
-    return not all(value in WITH_VNNI or value.startswith(newer) for value in values)
+    values = (os.environ.get(name, "").upper() for name in LIMITS)
+    return not all(re.fullmatch(WITH_VNNI, value) for value in values)
 
 
 def _has(*flags: str) -> bool:
