@@ -108,10 +108,8 @@ NODES = {
     "workbench/plots": 1_660,
     "workbench/report": 5_387,
 }
-MOST_BENCHMARK_NODES = (
-    25_500  # with onnx-asr, OpenVINO and a TDT as peers of whole programs
-)
-MOST_NODES = 138_250  # of the whole package; rose by the reasons of the rows
+MOST_BENCHMARK_NODES = 25_500  # with peers of whole programs: onnx-asr, OpenVINO
+MOST_NODES = 138_250  # of the whole package: see the rows
 # Modules of asrkit that importing a lesson may load: fewer if it neither transcribes nor trains.
 LESSON_MODULES, MORE_MODULES = 60, 126
 TRANSCRIBES = {
