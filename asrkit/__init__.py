@@ -1,8 +1,8 @@
 """Fast speech recognition, and the workbench that measures it.
 
 The library: asrkit.features, .text, .models, .losses, .decoders, .data, .transcribe and .training.
-The workbench, which the library never imports: asrkit.workbench with .measure, .cost, .bench,
-.claims, .plots, .lessons and .report.
+The workbench, which the library never imports: asrkit.workbench with .measure, .cost, .claims,
+.plots, .lessons and .report.
 
 Importing asrkit probes no device, sets no dtype and downloads nothing. A user without a name gets
 one, such as uid12345.

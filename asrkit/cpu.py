@@ -5,6 +5,7 @@ instructions, is `asrkit.models.cpu.prepacked.onednn_supports`.
 """
 
 import os
+import re
 
 import torch
 
@@ -12,12 +13,21 @@ from asrkit.shapes import expect
 
 OTHER_DTYPES = "Compute in bfloat16 or float32: --dtype bfloat16 or --dtype float32."
 
+# Variables that limit the instructions of oneDNN and FBGEMM, and their values that allow VNNI.
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS")
+WITH_VNNI = "|ALL|DEFAULT|AVX512_CORE_(VNNI|BF16|FP16|AMX.*)|AVX10_.*"
+
+
+def _limited() -> bool:
+    """Whether a variable limits oneDNN or FBGEMM; each limit counts as one to AVX2."""
+    values = (os.environ.get(name, "").upper() for name in LIMITS)
+    return not all(re.fullmatch(WITH_VNNI, value) for value in values)
+
 
 def _has(*flags: str) -> bool:
-    """Whether the CPU has one of these flags; only avx2 counts if oneDNN is limited to it."""
-    limited = os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2"
+    """Whether the CPU has one of these flags; only avx2 counts if instructions are limited."""
     capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(flag) for flag in flags if flag == "avx2" or not limited)
+    return any(capabilities.get(flag) for flag in flags if flag == "avx2" or not _limited())
 
 
 def fast_dtype(device: str = "cpu") -> str:
@@ -47,11 +57,12 @@ def has_int8() -> bool:
     return _has("avx2") and "fbgemm" in torch.backends.quantized.supported_engines
 
 
-def has_vnni() -> bool:
-    """Whether products of unsigned and signed 8-bit numbers have 32-bit sums.
+def sums_int8_in_32_bits() -> bool:
+    """Whether oneDNN and FBGEMM add products of unsigned and signed 8-bit numbers in 32 bits.
 
-    AVX2 and plain AVX-512 add pairs of products in 16 bits, which may overflow. FBGEMM does so too
-    on a CPU whose only such flag is avx_vnni.
+    With AVX2 and plain AVX-512 they add pairs of products in 16 bits, which may overflow. FBGEMM
+    does so too on a CPU that has avx_vnni without avx512_vnni, although its instructions have
+    32-bit sums.
     """
     return _has("avx512_vnni", "amx_int8")
 

@@ -94,14 +94,16 @@ class Counts:
 
 
 def _transcribe(options: TranscribeOptions) -> int:
+    restore = gc.enable if gc.isenabled() else gc.disable
+    gc.unfreeze()  # of an earlier call; at the end of this one, the process would exit more slowly
     gc.disable()  # looking for garbage while torch is imported would take a tenth of a second
     try:
         return _run(options)
     finally:
-        gc.enable()
+        restore()
 
 
-def _collect_garbage() -> None:
+def _enable_collection() -> None:
     """Collect garbage from now on, and never look through what exists: modules and the model."""
     gc.freeze()
     gc.enable()
@@ -206,7 +208,7 @@ def _transcribe_files(options: TranscribeOptions, plan: Plan) -> int:
         finish(options, asdict(counts), f"{text}. Transcripts: {io.out}")
         return 0
     transcripts = _transcripts(options, plan, todo, len(recordings))
-    _collect_garbage()
+    _enable_collection()
     start = time.perf_counter()
     _write(transcripts, folder, format_, counts, strict=io.strict)
     elapsed_s = time.perf_counter() - start  # reads and writes files, but does not load the model
@@ -312,7 +314,7 @@ def _transcribe_shards(options: TranscribeOptions, plan: Plan) -> int:
     planned = plan_shards(options.io.files, plan, out, shard_h=bulk.shard_h, device=use.device)
     if use.dtype == "auto":
         print(f"dtype: {planned.plan.arithmetic}", file=sys.stderr)
-    _collect_garbage()
+    _enable_collection()
     start = time.perf_counter()
     progress = not options.no_progress
     report = run(planned, part=part, device=use.device, executor=executor, progress=progress)

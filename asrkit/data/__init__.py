@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from asrkit.data.augment import AugmentConfig, augment, spec_augment, warp_features
+from asrkit.data.augment import UNALTERED, AugmentConfig, augment, spec_augment, warp_features
 from asrkit.data.batching.buckets import (
     Buckets,
     buckets_1d,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CANARY_COMPUTE",
     "CANARY_MEMORY",
+    "UNALTERED",
     "Account",
     "AugmentConfig",
     "Balanced",

@@ -100,6 +100,19 @@ class AugmentConfig:
 
 
 DEFAULT = AugmentConfig()
+UNALTERED = AugmentConfig(
+    speed=(1, 1),
+    rate=(1, 1),
+    formants=(1, 1),
+    silence=0,
+    noise=0,
+    room=0,
+    telephone=0,
+    low_cut=0,
+    gain_db=(0, 0),
+    time_masks=0,
+    frequency_masks=0,
+)
 FEATURES = FeatureConfig()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any, Literal, Self
 
 import torch
@@ -18,10 +18,10 @@ from asrkit.cpu import fast_dtype
 from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import Checkpoint
-from asrkit.models.common import dtype_of
+from asrkit.models.common import dtype_of, read_weights
 from asrkit.models.inference import Encode, EncoderGraphs, cast_copy, optimize, tf32
 from asrkit.models.prompts import WHISPER, PromptFormat
-from asrkit.shapes import expect, expect_choice
+from asrkit.shapes import dims, expect, expect_choice
 from asrkit.text import Tokenizer
 from asrkit.transcribe.decoding import DecodeOptions, kind_of, prompt_tokens, read_lm
 from asrkit.transcribe.options import BeamOptions, PipelineConfig, PromptOptions
@@ -118,7 +118,7 @@ class ModelVariants:
         if key not in self.variants:
             variant = self.model
             if self.in_place and not optimized:
-                variant = variant.to(dtype)
+                read_weights(variant, dtype, device_of(variant))
             elif not self.in_place and (optimized or dtype != dtype_of(variant)):
                 variant = cast_copy(variant, dtype)
             if optimized:
@@ -279,16 +279,18 @@ class Recognizer:
             waveforms: (B, S) float in [-1, 1].
             lengths: (B,) valid samples.
         """
+        B, S = dims(waveforms, "B S", "waveforms")
+        dims(lengths, "B", "lengths", B=B)
         waveforms = waveforms.to(self.device)
         lengths = lengths.to(self.device)
-        rows = len(waveforms)
-        if self.device.type == "cpu":
-            rows = max(1, FEATURE_SAMPLES // waveforms.shape[1])
-        parts = zip(waveforms.split(rows), lengths.split(rows), strict=True)
+        compute = partial(log_mel, config=self.feature_config)
+        rows = max(1, FEATURE_SAMPLES // max(1, S))
         with self._arithmetic():
-            features = [log_mel(*part, config=self.feature_config) for part in parts]
-        both = [torch.cat(tensors) for tensors in zip(*features, strict=True)]
-        return both[0], both[1]
+            if rows >= B or self.device.type != "cpu":
+                return compute(waveforms, lengths)
+            parts = zip(waveforms.split(rows), lengths.split(rows), strict=True)
+            features, frames = zip(*starmap(compute, parts), strict=True)
+        return torch.cat(features), torch.cat(frames)
 
     @torch.inference_mode()
     def encode(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

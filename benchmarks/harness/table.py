@@ -36,7 +36,7 @@ LEGEND = {  # text in a table -> its meaning
     "times as fast as": "another arm's time over this one's",
     "CPU time": "of all threads",
     "per core": "seconds of audio in a second of CPU time",
-    "cold command": "from its start to the text of one file; import_torch: a bare import",
+    "cold command": "from its start to the text of one file; import_torch: torch alone",
     "same texts": "as asrkit in float32",
     "least work": "work that no implementation can avoid, over the measured time, and its share of "
     "the machine's measured peak",

@@ -43,9 +43,13 @@ PEERS: dict[str, tuple[str, ...]] = {
 PEERS["tdt"] = tuple(name for name in PEERS["tdt"] if not name.startswith("onnxruntime"))
 PEERS["whisper"] = (*whisper_programs.PROGRAMS,)
 FLOOR = "import_torch"  # an arm of cold commands: what asrkit's cannot be below
-IMPORT_TORCH = (
-    "import torch; from benchmarks.peers.serving import resident_B; print(resident_B('VmHWM'))"
-)
+IMPORT_TORCH = """if True:  # with the settings of `asrkit transcribe`
+    import gc, os
+    gc.disable()
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    import torch
+    from benchmarks.peers.serving import resident_B
+    print(resident_B("VmHWM"))"""
 
 
 @dataclass(kw_only=True)
@@ -233,7 +237,7 @@ def cold(
     what: str, workload: Workload, pythons: Mapping[str, str], models: Mapping[str, Path]
 ) -> Iterator[Measurement]:
     """Measure commands from their start to the text of one file, in turns, with a warm file cache;
-    and a bare import of torch, with its memory.
+    and an import of torch alone, with its memory.
 
     Args:
         what: name of the case.

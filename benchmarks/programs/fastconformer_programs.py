@@ -1,6 +1,8 @@
-"""Programs that transcribe with a FastConformer (CTC or RNN-T), each called as its users call it.
+"""Programs that transcribe with a FastConformer (CTC, RNN-T or TDT), each called as its users call
+it.
 
-A program imports only what it needs: sherpa-onnx and ONNX Runtime run without torch.
+A program imports only what it needs: sherpa-onnx, onnx-asr, ONNX Runtime and OpenVINO run without
+torch.
 """
 
 import json

@@ -4,22 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asrkit.data import AugmentConfig, augment, spec_augment, warp_features
+from asrkit.data import UNALTERED, AugmentConfig, augment, spec_augment, warp_features
 from asrkit.features import FeatureConfig, mel_edges_hz
-
-NOTHING = AugmentConfig(
-    speed=(1, 1),
-    rate=(1, 1),
-    formants=(1, 1),
-    silence=0,
-    noise=0,
-    room=0,
-    telephone=0,
-    low_cut=0,
-    gain_db=(0, 0),
-    time_masks=0,
-    frequency_masks=0,
-)
 
 
 def seeded(seed=0):
@@ -52,13 +38,13 @@ def changed(waveforms, lengths=None, seed=0, **settings):
     if lengths is None:
         lengths = full(waveforms)
     return augment(
-        waveforms, lengths, seeded(seed), config=replace(NOTHING, **settings)
+        waveforms, lengths, seeded(seed), config=replace(UNALTERED, **settings)
     )
 
 
 def warped(features, lengths, seed=0, **settings):
     """Features and lengths with only these alterations."""
-    config = replace(NOTHING, **settings)
+    config = replace(UNALTERED, **settings)
     return warp_features(features, torch.tensor(lengths), seeded(seed), config=config)
 
 

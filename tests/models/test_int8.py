@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from asrkit.cpu import fast_dtype, has_int8, has_vnni
+from asrkit.cpu import fast_dtype, has_int8, sums_int8_in_32_bits
 from asrkit.models import optimize
 from asrkit.models.cpu import int8
 from asrkit.models.cpu.fused_conformer import FusedFastConformer
@@ -27,10 +27,10 @@ DTYPES = pytest.mark.parametrize("dtype", sorted(FAST, key=str), ids=str)
 ON_THIS_CPU = pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2")
 
 
-@pytest.fixture(params=[127, 64] if has_vnni() else [64])
+@pytest.fixture(params=[127, 64] if sums_int8_in_32_bits() else [64])
 def largest(request, monkeypatch):
     """The largest number of a weight: each one whose sums do not overflow on this CPU."""
-    monkeypatch.setattr(int8, "has_vnni", lambda: request.param == 127)
+    monkeypatch.setattr(int8, "sums_int8_in_32_bits", lambda: request.param == 127)
     return request.param
 
 

@@ -149,6 +149,7 @@ def test_convolutions_of_a_frame_are_linear_layers_and_depthwise_ones_stay(
     stay = [
         nn.Conv1d(8, 8, 3, groups=8),
         nn.Conv1d(1, 8, 3),
+        nn.Conv1d(8, 1, 29, padding=14),
         nn.Conv1d(8, 8, 3, padding="same"),
         nn.Conv1d(8, 8, 3, padding_mode="reflect"),
         nn.Conv2d(8, 8, 3),

@@ -10,13 +10,13 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from asrkit.data import Buckets, web_like
+from asrkit.data import UNALTERED, Buckets, web_like
 from asrkit.training import TrainConfig, epochs
 from asrkit.training.epochs import Epochs, make_strategy
 from asrkit.training.options import Batching
 
 sys.path.insert(0, str(Path(__file__).parent))
-from trainings import PLAIN, SHORT, losses, run, stop_after
+from trainings import SHORT, losses, run, stop_after
 
 LENGTHS = web_like(300, seed=1, most_s=20.0)
 STRATEGIES = get_args(Batching)
@@ -86,7 +86,7 @@ def test_a_curriculum_that_admits_nothing_still_yields_the_shortest():
 
 
 SEARCHED = replace(
-    SHORT, steps=3, checkpoint_s=0.0, memory=0.01, buckets=1, augment=PLAIN
+    SHORT, steps=3, checkpoint_s=0.0, memory=0.01, buckets=1, augment=UNALTERED
 )
 
 
@@ -146,7 +146,7 @@ def test_a_search_with_too_little_memory_is_refused_by_the_name_of_the_option(
 
 def test_a_search_counts_the_longest_augmented_utterances(tiny_speech, tmp_path):
     sizes = []
-    for augment in (PLAIN, replace(PLAIN, speed=(1.0, 1.5), rate=(1.0, 1.4))):
+    for augment in (UNALTERED, replace(UNALTERED, speed=(1.0, 1.5), rate=(1.0, 1.4))):
         run(tiny_speech, tmp_path, replace(SEARCHED, augment=augment), resume=False)
         sizes.append(json.loads((tmp_path / "buckets.json").read_text())["sizes"])
     assert np.all(np.array(sizes[0]) > 1.5 * np.array(sizes[1]))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from asrkit.cli import main
-from asrkit.data import Balanced, Lengths, at_most_seconds, linear, plan
+from asrkit.data import UNALTERED, Balanced, Lengths, at_most_seconds, linear, plan
 from asrkit.files import lock
 from asrkit.memory import peak_memory
 from asrkit.models import ConvConfig, TransducerModel, load_checkpoint
@@ -39,7 +39,6 @@ from trainings import (
     ATTENTION,
     CTC,
     ENCODERS,
-    PLAIN,
     SHORT,
     TDT,
     TOKENIZER,
@@ -287,7 +286,7 @@ LEARNERS = {
     ),
 }
 LEARNING = TrainConfig(
-    seconds=math.inf, batch_seconds=5.0, threads=1, augment=PLAIN, ema=0.9, precision="float32",
+    seconds=math.inf, batch_seconds=5.0, threads=1, augment=UNALTERED, ema=0.9, precision="float32",
     peak_lr=5e-3, curriculum=(99.0, 0.5),
 )  # fmt: skip
 
@@ -354,7 +353,7 @@ def test_a_run_equals_the_plain_loop_bit_for_bit(
 
 
 def test_accumulated_batches_are_weighted_by_their_labels(tiny_speech, tmp_path):
-    config = replace(SHORT, steps=1, accumulate=2, augment=PLAIN)
+    config = replace(SHORT, steps=1, accumulate=2, augment=UNALTERED)
     encoder = replace(TRANSDUCER.encoder, dropout=0.0)
     model = replace(TRANSDUCER, dropout=0.0, encoder=encoder)
     texts = tiny_speech.texts
@@ -385,7 +384,7 @@ def test_supplied_batches_are_used_in_order_and_a_resumed_run_starts_at_the_next
         for number in itertools.count(first):
             yield tiny_speech.batch([number % len(tiny_speech)], TOKENIZER)
 
-    options = {"config": replace(SAVED, augment=PLAIN), "batches": supplied}
+    options = {"config": replace(SAVED, augment=UNALTERED), "batches": supplied}
     whole = run(tiny_speech, tmp_path / "a", **options)
     with pytest.raises(KeyboardInterrupt):
         run(tiny_speech, tmp_path / "b", on_step=stop_after(4), **options)

@@ -12,6 +12,7 @@ import pytest
 import sentencepiece
 import torch
 
+from asrkit.data import UNALTERED
 from asrkit.losses import ctc_loss, tdt_loss
 from asrkit.models import make_model
 from asrkit.text import SentencePieceTokenizer
@@ -25,7 +26,6 @@ from trainings import (
     ATTENTION,
     CTC,
     ENCODERS,
-    PLAIN,
     SHORT,
     TDT,
     TOKENIZER,
@@ -150,7 +150,7 @@ def with_corrupt_batches(speech, corrupt):
 def test_a_corrupt_batch_is_reported_once_and_logged_and_the_run_resumes(
     tiny_speech, tmp_path, capsys
 ):
-    config = replace(SHORT, steps=6, checkpoint_s=0.0, augment=PLAIN)
+    config = replace(SHORT, steps=6, checkpoint_s=0.0, augment=UNALTERED)
     supplied = with_corrupt_batches(tiny_speech, (2, 3))
     whole = run(tiny_speech, tmp_path / "a", config, batches=supplied)
     stderr = capsys.readouterr().err
@@ -260,7 +260,7 @@ def test_utterances_with_too_few_frames_are_counted_and_named(
     lines = {"ctc": (CTC, [own]), "tdt": (ODD, [own, auxiliary])}
     lines |= {"rnnt": (TRANSDUCER, [auxiliary]), "attention": (ATTENTION, [auxiliary])}
     for name, (model, wanted) in lines.items():
-        run(speech, tmp_path / name, replace(SHORT, steps=4, augment=PLAIN), model)
+        run(speech, tmp_path / name, replace(SHORT, steps=4, augment=UNALTERED), model)
         stderr = capsys.readouterr().err
         for line in wanted:
             assert f"{line}: 6 of 12 utterances, {named}, ...\n" in stderr
@@ -289,7 +289,7 @@ def test_a_step_without_an_alignment_is_skipped(tiny_speech, tmp_path, capsys):
         for number in itertools.count(first):
             yield speech.batch([number % 4, (number + 2) % 4], TOKENIZER)
 
-    config = replace(SHORT, augment=PLAIN)
+    config = replace(SHORT, augment=UNALTERED)
     logged = losses(run(speech, tmp_path, config, CTC, batches=supplied))
     assert [math.isnan(loss) for loss in logged] == [False, True, False, True]
     assert capsys.readouterr().err.count("Step 2 was skipped") == 1

@@ -8,7 +8,6 @@ from dataclasses import replace
 import soundfile
 import torch
 
-from asrkit.data import AugmentConfig
 from asrkit.models import (
     AEDConfig,
     ConvConfig,
@@ -28,19 +27,6 @@ from asrkit.training.loop import Run
 
 TOKENIZER = CharTokenizer()
 V = TOKENIZER.vocab_size
-PLAIN = AugmentConfig(
-    speed=(1, 1),
-    rate=(1, 1),
-    formants=(1, 1),
-    silence=0,
-    noise=0,
-    room=0,
-    telephone=0,
-    low_cut=0,
-    gain_db=(0.0, 0.0),
-    time_masks=0,
-    frequency_masks=0,
-)
 # In bfloat16, or at AdamW's default rate, rounding would soon reach the third digit of losses.
 SHORT = TrainConfig(
     steps=4,

@@ -1,3 +1,4 @@
+import gc
 import io
 import json
 import shutil
@@ -176,7 +177,18 @@ def test_auto_is_bfloat16_where_the_device_has_it(speech, typed, monkeypatch, dt
     assert (code, err.splitlines()[0]) == (0, f"dtype: {dtype}")
 
 
-INT8 = pytest.param("int8", marks=pytest.mark.skipif(not has_int8(), reason="needs a CPU with VNNI or AMX"))  # fmt: skip
+@pytest.mark.parametrize("collects", [True, False])
+def test_collection_of_garbage_is_then_as_it_was(speech, typed, collects):
+    (gc.enable if collects else gc.disable)()
+    try:
+        assert typed(speech[0])[0] == 0
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+INT8 = pytest.param("int8", marks=pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2"))  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float32", INT8])

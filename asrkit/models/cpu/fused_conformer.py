@@ -27,6 +27,7 @@ from asrkit.models.fastconformer import FastConformer
 from asrkit.models.relative_attention import (
     Context,
     allowed_keys,
+    attends_in_blocks,
     block_attention,
     distance_range,
     lowest,
@@ -47,6 +48,7 @@ class Frames(NamedTuple):
     hidden: Tensor | None  # (B, 1, 1 or T, T) bool, True at keys that are masked; None without any
     context: Context
     distances: tuple[int, int]  # see `distance_range`
+    in_blocks: bool  # see `attends_in_blocks`
 
 
 class FusedFastConformer(nn.Module):
@@ -110,7 +112,8 @@ class FusedFastConformer(nn.Module):
         hidden = None
         if padding is not None or context != (-1, -1):
             hidden = ~allowed_keys(valid, context)
-        frames = Frames(valid, padding, hidden, context, distance_range(T, context))
+        in_blocks = attends_in_blocks(T, context)
+        frames = Frames(valid, padding, hidden, context, distance_range(T, context), in_blocks)
         for block in self.blocks:
             x = block(x, frames)
         if padding is not None:
@@ -253,7 +256,7 @@ class _Attention(Step):
         p = self._positions(x, first, last)
         queries = (q + self.bias_difference).view(B * T, -1)
         scores = multiply_by_group(queries, p, H).view(B, T, H, -1)  # by distance
-        if first < T:  # attention is computed in blocks
+        if frames.in_blocks:
             q, k, v = (part.transpose(1, 2) for part in (q, k, v))  # each (B, H, T, D/H)
             scores = scores[..., : first - last + 1].transpose(1, 2).contiguous()
             mixed = block_attention(q, k, v, scores, frames.valid, frames.context)

@@ -1,7 +1,8 @@
 """Linear layers in int8 for inference on a CPU, by oneDNN.
 
 Weights are quantized once, to signed numbers of 8 bits with a scale for each output (channel).
-Without VNNI they have 7 bits: such CPUs add pairs of products in 16 bits, and so no sum overflows.
+On a CPU without AVX-512 VNNI and AMX they have 7 bits, so that no sum overflows: there oneDNN or
+FBGEMM adds pairs of products in 16 bits.
 Activations are quantized in each call, to unsigned numbers of 8 bits with one scale and one zero
 point for all rows of the call. A scale for each row would be finer, but torch's oneDNN layer takes
 one scale a call: row scales would have to be multiplied after the product, which could then not
@@ -22,14 +23,14 @@ import torch
 from torch import Tensor
 
 from asrkit.compilers import compiled
-from asrkit.cpu import has_vnni
+from asrkit.cpu import sums_int8_in_32_bits
 from asrkit.models.cpu.prepacked import ROWS, Activation, Prepacked
 from asrkit.threads import eager
 
-# Largest number of a weight, with VNNI and without. The range is symmetric: -128 stays unused. Two
-# products of 255 and 64 fit into 16 bits. Fewer bits of activations lose more: for a trained
-# FastConformer the error of its frames is 1.1 % in 8 bits, 1.3 % with weights of 7, and 2.2 % with
-# activations of 7.
+# Largest number of a weight, with sums in 32 bits and without. The range is symmetric: -128 stays
+# unused. Two products of 255 and 64 fit into 16 bits. Fewer bits of activations lose more: for a
+# trained FastConformer the error of its frames is 1.1 % in 8 bits, 1.3 % with weights of 7, and
+# 2.2 % with activations of 7.
 LARGEST_WEIGHT = {True: 127, False: 64}
 F = np.float32
 TINY = np.finfo(F).tiny
@@ -39,7 +40,7 @@ TOP = F(255)  # levels of an activation, above the lowest
 # million weights. Numba takes a third of the time, but half a second to be loaded.
 MOST_BY_TORCH = 2**26
 BLOCK = 1024  # numbers that are widened to float32 at a time, in the first cache
-_quantized = 0  # numbers so far
+_numbers_so_far = 0  # that this process has quantized
 PATTERNS = {  # signed and unsigned integers of a dtype's size, and the bits it lacks to 32
     torch.bfloat16: (torch.int16, np.uint16, np.uint32(16)),
     torch.float32: (torch.int32, np.uint32, np.uint32(0)),
@@ -124,11 +125,11 @@ class Int8Output(Prepacked):
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Values (out, in) int8 and scale (out,) float32, whose product approximates the weight.
 
-    The largest number of each output becomes 127 or -127, and without VNNI 64 or -64.
+    The largest number of each output becomes 127 or -127, and without sums in 32 bits 64 or -64.
     """
     wide = weight.detach().float()
     largest = wide.abs().amax(1)
-    scale = (largest / LARGEST_WEIGHT[has_vnni()]).clamp(min=float(TINY))
+    scale = (largest / LARGEST_WEIGHT[sums_int8_in_32_bits()]).clamp(min=float(TINY))
     values = (wide / scale[:, None]).round()
     return values.to(torch.int8), scale
 
@@ -147,9 +148,9 @@ def quantize(x: Tensor) -> tuple[Tensor, float, int]:
     Args:
         x: Activations (..., in), float32 or bfloat16.
     """
-    global _quantized
-    if _quantized < MOST_BY_TORCH:
-        _quantized += x.numel()
+    global _numbers_so_far
+    if _numbers_so_far < MOST_BY_TORCH:
+        _numbers_so_far += x.numel()
         return _quantized_by_torch(x)
     signed_dtype, unsigned_dtype, shift = PATTERNS[x.dtype]
     signed = x.contiguous().view(signed_dtype).numpy().reshape(-1)

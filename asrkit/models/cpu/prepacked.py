@@ -24,10 +24,8 @@ FRAMES = 400
 LARGE = 2**20
 LEAST_FRAMES = 96
 FEW_FRAMES = 80
-# Prepacked float32 convolutions are faster without AMX too. CPU time, prepacked over eager, on one
-# thread of an AMD EPYC with AVX-512, for layers of Jasper 10x5 DR from 256 channels and 11 taps to
-# 768 and 25, when oneDNN still made the zeros of the padding: 0.78 to 0.94 for 100 frames, 0.78 to
-# 0.97 for 350, 0.88 to 0.95 for 800. Without AVX-512 they are slower: see `has_avx512`.
+# Prepacked float32 convolutions are faster without AMX too; without AVX-512 they are slower: see
+# `has_avx512`.
 Activation = Literal["none", "relu", "swish", "gelu"]  # swish is oneDNN's name of SiLU
 
 
@@ -307,17 +305,20 @@ def _prepack_children(parent: nn.Module) -> None:
 def _is_plain_convolution(layer: Any) -> bool:
     """Whether a layer is a convolution over time that can be prepacked, and gains by it.
 
-    It has one group, and zeros as padding if any. Without AVX-512 only convolutions of one frame
-    are prepacked, as linear layers. For others oneDNN wants another layout for some numbers of
-    frames, and makes it in every call: 1.1 s for 640 channels and 256 frames, where the plain
-    convolution takes 0.1. Other numbers of frames gain nothing.
+    It has one group, several inputs and outputs, and zeros as padding if any. With one output some
+    of oneDNN's values are wrong: for several utterances of one frame, and kernels such as 29.
+    Without AVX-512 only convolutions of one frame are prepacked, as linear layers. For others
+    oneDNN wants another layout for some numbers of frames, and makes it in every call: 1.1 s for
+    640 channels and 256 frames, where the plain convolution takes 0.1. Other numbers of frames gain
+    nothing.
 
     In half precision oneDNN wants another layout of few channels in blocks of 48 for some numbers
     of frames, and makes it in every call: 20 to 100 times the time of the plain convolution.
     """
     if type(layer) is not nn.Conv1d or isinstance(layer.padding, str):
         return False
-    plain = layer.groups == 1 and layer.in_channels > 1 and layer.padding_mode == "zeros"
+    several = min(layer.in_channels, layer.out_channels) > 1
+    plain = layer.groups == 1 and several and layer.padding_mode == "zeros"
     wide = layer.weight.dtype == torch.float32 or layer.weight.numel() >= LARGE
     longer = has_avx512() and (wide or layer.out_channels % 48 != 0)
     return plain and (longer or layer.kernel_size == (1,))

@@ -1,7 +1,4 @@
-"""Notebook 00: a comparison of texts, and the demo model that later notebooks load.
-
-`PLAIN_SPEECH` is for trainings that are too short to learn from altered speech.
-"""
+"""Notebook 00: a comparison of texts, and the demo model that later notebooks load."""
 
 import contextlib
 import html
@@ -15,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asrkit import files
-from asrkit.data import AugmentConfig, Utterances, corpora
+from asrkit.data import Utterances, corpora
 from asrkit.models import TransducerConfig, load_checkpoint
 from asrkit.models.checkpoints import Checkpoint
 from asrkit.text import CharTokenizer
@@ -24,19 +21,6 @@ from asrkit.workbench.plots import COLOURS, as_html, canvas
 
 REDRAWN_EVERY_S = 4.0
 MODEL = "model.safetensors"
-PLAIN_SPEECH = AugmentConfig(
-    speed=(1, 1),
-    rate=(1, 1),
-    formants=(1, 1),
-    silence=0,
-    noise=0,
-    room=0,
-    telephone=0,
-    low_cut=0,
-    gain_db=(0, 0),
-    time_masks=0,
-    frequency_masks=0,
-)
 
 
 def bare_words(text: str) -> str:
