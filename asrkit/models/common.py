@@ -108,7 +108,7 @@ def dtype_of(module: nn.Module) -> torch.dtype:
 
 
 @torch.no_grad()
-def read_weights(
+def own_weights(
     model: nn.Module,
     dtype: torch.dtype,
     device: str | torch.device = "cpu",

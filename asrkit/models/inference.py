@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from asrkit.cpu import OTHER_DTYPES, expect_int8
 from asrkit.cuda_graphs import capture
 from asrkit.models.attention_decoder import AEDModel
-from asrkit.models.common import read_weights
+from asrkit.models.common import own_weights
 from asrkit.models.cpu.fused_conformer import FusedFastConformer
 from asrkit.models.cpu.int8 import Int8Linear, Int8Output
 from asrkit.models.cpu.prepacked import PrepackedLinear, can_prepack, is_plain_linear, prepack
@@ -91,7 +91,7 @@ def optimize(
         output = Int8Output if is_whisper else PrepackedLinear
     if dtype:
         linear = filter(is_plain_linear, encoder.blocks.modules()) if fuses else ()
-        read_weights(model, dtype, weight.device, later={id(layer.weight) for layer in linear})
+        own_weights(model, dtype, weight.device, later={id(layer.weight) for layer in linear})
     fold(model)
     if fuses:
         fused: Any = FusedFastConformer(encoder, layer)

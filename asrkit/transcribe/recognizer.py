@@ -18,7 +18,7 @@ from asrkit.cpu import fast_dtype
 from asrkit.decoders import Hypotheses
 from asrkit.features import FeatureConfig, log_mel
 from asrkit.models import Checkpoint
-from asrkit.models.common import dtype_of, read_weights
+from asrkit.models.common import dtype_of, own_weights
 from asrkit.models.inference import Encode, EncoderGraphs, cast_copy, optimize, tf32
 from asrkit.models.prompts import WHISPER, PromptFormat
 from asrkit.shapes import dims, expect, expect_choice
@@ -118,7 +118,7 @@ class ModelVariants:
         if key not in self.variants:
             variant = self.model
             if self.in_place and not optimized:
-                read_weights(variant, dtype, device_of(variant))
+                own_weights(variant, dtype, device_of(variant))
             elif not self.in_place and (optimized or dtype != dtype_of(variant)):
                 variant = cast_copy(variant, dtype)
             if optimized:

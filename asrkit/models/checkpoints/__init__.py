@@ -16,7 +16,7 @@ from asrkit.features import FeatureConfig
 from asrkit.models.attention_decoder import AEDConfig
 from asrkit.models.checkpoints import own
 from asrkit.models.checkpoints.own import config_from_dict, config_to_dict
-from asrkit.models.common import read_weights, without_memory
+from asrkit.models.common import own_weights, without_memory
 from asrkit.models.presets import Model, make_model
 from asrkit.models.prompts import PromptFormat
 from asrkit.shapes import expect
@@ -132,7 +132,7 @@ def load_checkpoint(
     _load(model, weights, path.name, "Is it whole, and of this asrkit?")
     weights.clear()
     if dtype is not None:
-        read_weights(model, dtype, device)
+        own_weights(model, dtype, device)
     return Checkpoint(model.eval(), tokenizer, features, notes)
 
 
