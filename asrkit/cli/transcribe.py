@@ -84,7 +84,7 @@ class Counts:
         )
         if self.without_words:
             passages = count(self.without_words, "passage")
-            text += f"; {passages} of 3 s or more sound but have no words"
+            text += f"; {passages} of 3 s or more with sound but no words"
         if self.left_out:
             suffixes = ", ".join(
                 f"{name or 'no suffix'} {n:,}" for name, n in self.left_out.items()

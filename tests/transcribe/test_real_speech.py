@@ -142,7 +142,7 @@ def test_the_command_reports_sound_without_words(file_of, pieces, capsys):
     begins_s = len(before) / RATE_HZ
     assert abs(start_s - begins_s) < 1
     assert abs(end_s - begins_s - 5) < 1
-    assert err.strip().endswith("; 1 passage of 3 s or more sound but have no words")
+    assert err.strip().endswith("; 1 passage of 3 s or more with sound but no words")
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs the peers: make peers")

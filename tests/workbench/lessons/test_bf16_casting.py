@@ -86,16 +86,17 @@ def whisper():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "counts"), [((1, 1, 5), [5, 5, 3]), ((5, 1, 1), [3, 3, 3])]
+    ("seconds", "files", "counts"),
+    [((1, 1, 5), 5, [5, 5, 3]), ((5, 1, 1), 10, [8, 8, 8])],
 )
 def test_a_precision_reads_until_its_time_is_spent_and_all_end_with_the_first(
-    whisper, seconds, counts, monkeypatch
+    whisper, seconds, files, counts, monkeypatch
 ):
     recognizers = lesson.recognizers(whisper, ["float32", "bfloat16", "float16"])
     clock = cycle(moment for end in seconds for moment in (0, end))
     fake = SimpleNamespace(perf_counter=clock.__next__)
     monkeypatch.setattr(lesson, "time", fake)
-    waveforms = [torch.randn(4000) / 10] * 5
+    waveforms = [torch.randn(4000) / 10] * files
     found = lesson.read_in_turns(recognizers, whisper.notes, waveforms, enough_s=15)
     assert [*map(len, found.values())] == counts
 
