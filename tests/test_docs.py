@@ -128,12 +128,13 @@ RESULTS = [  # text of the README, factor of its unit, and the record's what, im
     ("81 ms", 1, "headline-full", "graph", "latency", RECOGNISER),
 ]
 TRANSCRIPTION = {
-    "154 times": "asrkit_int8",
-    "142 times": "asrkit_bfloat16",
-    "76 times": "asrkit_float32",
-    "81 times": "sherpa_onnx_ctc_int8",
-    "78 times": "sherpa_onnx_ctc_float32",
-    "66 times": "onnxruntime_ctc_int8",
+    "116 times": "asrkit_int8",
+    "93 times": "asrkit_bfloat16",
+    "51 times": "asrkit_float32",
+    "59 times": "openvino_ctc_int8",
+    "46 times": "sherpa_onnx_ctc_int8",
+    "43 times": "sherpa_onnx_ctc_float32",
+    "35 times": "onnx_asr_ctc_int8",
 }
 RESULTS += [
     (sentence, 1, "files-ctc", program, "rtfx", {})
