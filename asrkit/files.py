@@ -63,6 +63,20 @@ def shipped(name: str) -> Path:
     raise FileNotFoundError(f"shipped: asrkit ships no {name!r} in this installation.")
 
 
+def shipped_yaml(name: str) -> Any:
+    """The contents of a YAML file in `data/`, read five times as fast where there is libyaml.
+
+    libyaml ends the process at deep nesting, so it reads no files of users.
+
+    Raises:
+        FileNotFoundError: As of `shipped`.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(shipped(name).read_text("utf-8"), loader)
+
+
 def published_whisper() -> Path | None:
     """Folder of Whisper tiny.en's published weights for `load_checkpoint`; None if there is none.
 

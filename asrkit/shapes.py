@@ -11,6 +11,7 @@ arguments starts at once.
 
 from collections.abc import Sequence
 from math import inf
+from numbers import Number
 from sys import float_info
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -75,13 +76,16 @@ def whole(value: object, low: float, high: float = inf) -> bool:
 def expect_types(config: object) -> None:
     """Check the fields of a dataclass against their annotations; ValueError names the field.
 
-    A config may come from a file, where annotations guarantee nothing. Checked are fields annotated
-    with int, float (finite; bools do not count as numbers), a pair of floats (a tuple), float or
-    None, bool, choices (Literal), or classes.
+    A config may come from a file, where annotations guarantee nothing. Numbers of NumPy become
+    Python's. Checked are fields annotated with int, float (finite; bools do not count as numbers),
+    a pair of floats (a tuple), float or None, bool, choices (Literal), or classes.
     """
     annotations: dict[str, Any] = get_type_hints(type(config))
     for name, annotation in annotations.items():
         value = getattr(config, name)
+        if isinstance(value, Number) and hasattr(value, "item"):  # of NumPy, which JSON lacks
+            value = value.item()
+            object.__setattr__(config, name, value)
         if annotation is int:
             is_number = is_finite(value) and isinstance(value, int)
             expect(is_number, name, "a whole number", repr(value))

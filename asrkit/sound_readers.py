@@ -245,6 +245,7 @@ class FFmpegReader(SoundReader):
                 frames = _mp3_frames(source) - ADDED_FRAMES
             length_s = frames * (1152 if self.rate_hz >= MPEG1_HZ else 576) / self.rate_hz
         elif self.kind == "ogg":
+            length_s = float((self.track.duration or math.inf) * self.track.time_base)
             with bytes_of(sound) as source:
                 self.missing_s = math.inf if _last_page_is_truncated(source) else 0.0
         elif self.kind in ("mov", "avi"):
@@ -252,7 +253,7 @@ class FFmpegReader(SoundReader):
         elif tag := CLOCK.fullmatch(self.track.metadata.get("DURATION", "")):  # of Matroska
             hours, minutes, seconds = map(float, tag.groups())
             length_s = 3600 * hours + 60 * minutes + seconds - self.first_s
-        elif self.kind in ("flac", "asf") or (self.kind == "matroska" and alone):
+        elif self.kind in ("flac", "asf", "flv") or (self.kind == "matroska" and alone):
             length_s = self.about_s - self.first_s if self.about_s else math.inf
         self.frames = length_s * self.rate_hz
 

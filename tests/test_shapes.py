@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +79,12 @@ class Settings:
 def test_fields_of_their_types_pass():
     expect_types(Settings())
     expect_types(Settings(size=-(10**30), share=1, part=slice(2), sides=None, limit=1))
+
+
+def test_numbers_of_numpy_become_pythons():
+    settings = Settings(size=np.int64(3), share=np.float32(0.5), limit=np.float64(2))
+    expect_types(settings)
+    assert repr(settings) == repr(Settings(size=3, limit=2.0))
 
 
 @pytest.mark.parametrize("name, value, wanted", [

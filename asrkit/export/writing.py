@@ -14,6 +14,7 @@ from asrkit.files import new_folder
 from asrkit.models import Checkpoint, CTCConfig, CTCModel, TransducerModel
 from asrkit.models.checkpoints import own
 from asrkit.models.common import without_memory
+from asrkit.models.cpu.prepacked import Prepacked
 from asrkit.shapes import expect, expect_choice
 
 Format = Literal["onnx", "openvino"]
@@ -76,6 +77,11 @@ def exported_part(model: Any, head: Head | None) -> CTCModel | TransducerModel:
         type(model).__name__,
         "No layout of these formats holds another kind.",
     )
+    unfit = {str(weight.dtype) for weight in model.parameters()} - {"torch.float32"}
+    unfit |= {type(part).__name__ for part in model.modules() if isinstance(part, Prepacked)}
+    wanted = "float32 weights, not optimized"
+    remedy = "Load it again: load_checkpoint(path)."
+    expect(not unfit, "model", wanted, ", ".join(sorted(unfit)), remedy)
     recurrent = any(isinstance(part, torch.nn.LSTM) for part in model.encoder.modules())
     expect(
         not recurrent,

@@ -131,7 +131,7 @@ def check_options(reduction: str, clamp: float = -1.0, fastemit_lambda: float = 
     """Raise ValueError if `reduction`, `clamp` or `fastemit_lambda` is outside its range."""
     expect_choice("reduction", reduction, get_args(Reduction))
     finite = is_finite(fastemit_lambda) and fastemit_lambda >= 0
-    expect(finite, "fastemit_lambda", "a finite number, at least 0", fastemit_lambda)
+    expect(finite, "fastemit_lambda", "a finite number, at least 0", repr(fastemit_lambda))
     is_number = isinstance(clamp, Real) and not isnan(clamp)
     expect(is_number, "clamp", "a number", clamp)
 
@@ -144,8 +144,8 @@ def check_durations(durations: Sequence[int], sigma: float, omega: float) -> Non
         and len(set(durations)) == len(durations)
         and any(durations)
     )
-    wanted = "distinct frame counts, one of them above 0"
-    expect(usable, "durations", wanted, durations, "Blank must be able to advance.")
+    wanted = "a list or tuple of distinct whole numbers, one of them above 0"
+    expect(usable, "durations", wanted, repr(durations), "Blank must be able to advance.")
     finite = is_finite(sigma) and sigma >= 0
     expect(finite, "sigma", "a finite number of nats, at least 0", sigma)
     is_probability = is_finite(omega) and 0 <= omega <= 1

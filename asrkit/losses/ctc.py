@@ -24,7 +24,7 @@ NEVER = -1e30  # nats; -inf would make gradients NaN
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    lengths: Tensor,
+    logit_lengths: Tensor,
     target_lengths: Tensor,
     blank: int = -1,
 ) -> Tensor:
@@ -39,7 +39,7 @@ def ctc_loss(
     Args:
         log_probs: Log-probabilities (B, T, V), float32 or float64.
         targets: Labels (B, U), int32 or int64; padding may hold anything.
-        lengths: Frames of each utterance (B,), int32 or int64.
+        logit_lengths: Frames of each utterance (B,), int32 or int64.
         target_lengths: Labels of each utterance (B,), int32 or int64.
         blank: Index of blank, -V to V - 1.
 
@@ -54,7 +54,7 @@ def ctc_loss(
     _, T, V = dims(log_probs, "B T V", "log_probs")
     _, U = dims(targets, "B U", "targets")
     counts = check_lengths(
-        targets, lengths, target_lengths, blank, like=log_probs, T=T, U1=U + 1, V=V
+        targets, logit_lengths, target_lengths, blank, like=log_probs, T=T, U1=U + 1, V=V
     )
     frames, labels = to_device(counts, log_probs.device)[..., None].unbind(1)  # (B, 1) each
     blank = blank % V

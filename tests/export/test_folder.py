@@ -19,6 +19,7 @@ from asrkit.models import (
     CTCConfig,
     LSTMEncoderConfig,
     make_model,
+    optimize,
     presets,
     save_checkpoint,
 )
@@ -109,6 +110,19 @@ def test_models_without_a_layout_are_refused(tmp_path, config, head, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         export(checkpoint_of(config), tmp_path / "out", format="onnx", head=head)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [(lambda model: model.bfloat16(), "torch.bfloat16"), (optimize, "Prepacked")],
+)
+def test_a_model_that_is_not_in_float32_as_it_was_trained_is_refused(
+    tmp_path, changed, found
+):
+    checkpoint = checkpoint_of(presets.tiny())
+    checkpoint = checkpoint._replace(model=changed(checkpoint.model.eval()))
+    with pytest.raises(ValueError, match=f"expected float32 weights, .*{found}"):
+        export(checkpoint, tmp_path / "out", format="onnx")
 
 
 def test_a_folder_is_written_completely_or_not_at_all(tmp_path):

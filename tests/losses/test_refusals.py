@@ -29,7 +29,7 @@ OUTPUT = {
 CTC = {
     "log_probs": torch.zeros(1, 4, 3).log_softmax(-1),
     "targets": torch.tensor([[0, 1]]),
-    "lengths": torch.tensor([4]),
+    "logit_lengths": torch.tensor([4]),
     "target_lengths": torch.tensor([2]),
 }
 
@@ -134,7 +134,7 @@ REFUSALS = [
     (
         tdt_loss,
         {"durations": (0,)},
-        f"durations: expected distinct frame counts, one of them above 0, got (0,). {ADVANCE}",
+        f"durations: expected a list or tuple of distinct whole numbers, one of them above 0, got (0,). {ADVANCE}",
     ),
     (tdt_loss, {"omega": 1.5}, "omega: expected a probability, got 1.5."),
     (
@@ -185,7 +185,7 @@ REFUSALS = [
     ),
     (
         ctc_loss,
-        {"lengths": torch.tensor([5])},
+        {"logit_lengths": torch.tensor([5])},
         "logit_lengths: expected 1 to T=4 frames, got 5 in utterance 0.",
     ),
 ]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -175,6 +176,23 @@ def test_wrappers_of_torch_are_removed(tmp_path, around):
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
+def test_weights_that_are_tied_are_saved_under_both_names(tmp_path):
+    model = small(predictor=StatelessConfig(width=16, context=3), joint_width=16)
+    model.encoder_projection = model.predictor_projection
+    loaded = load_checkpoint(save(tmp_path, model)).model
+    for part in (loaded.encoder_projection, loaded.predictor_projection):
+        assert torch.equal(part.weight, model.predictor_projection.weight)
+
+
+def test_numbers_of_numpy_are_saved_as_plain_ones(tmp_path):
+    model = small(joint_width=np.int64(10), dropout=np.float32(0.5))
+    path = save(
+        tmp_path, model, features={"bins": np.int64(80)}, notes={"step": np.int32(3)}
+    )
+    again = load_checkpoint(path)
+    assert (again.model.config, *again[2:]) == (model.config, {"bins": 80}, {"step": 3})
+
+
 def test_a_loaded_model_has_let_go_of_its_file(tmp_path):
     model = small()
     path = save(tmp_path, model)
@@ -197,6 +215,8 @@ def test_weights_get_the_requested_dtype_and_counters_stay_integers(tmp_path, dt
         load_checkpoint(tmp_path, dtype=torch.int8)
     with pytest.raises(ValueError, match="^dtype: .* torch.float32, got 'bfloat16'"):
         load_checkpoint(tmp_path, dtype="bfloat16")
+    with pytest.raises(ValueError, match="^device: expected one with memory for the"):
+        load_checkpoint(tmp_path, device="meta")
 
 
 FULL = """

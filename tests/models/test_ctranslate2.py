@@ -145,7 +145,7 @@ def test_missing_files_are_named(folder):
     (path / "tokenizer.json").unlink()
     refused(path, "is damaged (it has no tokenizer.json)")
     (path / "model.bin").unlink()
-    refused(path, "model_type: expected one of")
+    refused(path, "model: expected a model_type in config.json, or")
 
 
 def test_suppressed_tokens_may_be_missing(folder):

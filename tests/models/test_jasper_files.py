@@ -202,6 +202,8 @@ def test_pickled_code_in_a_pt_file_does_not_run(tmp_path):
 def test_a_pt_file_cut_anywhere_or_with_damaged_bytes_is_refused_or_read(tmp_path):
     whole = written(tmp_path / "a.pt", state(model_of(SMALL))).read_bytes()
     damaged = tmp_path / "b.pt"
+    damaged.touch()
+    refused(damaged, "b.pt is damaged (it is empty, or ends too early)")
     draw = torch.Generator().manual_seed(0)
     for cut in torch.randint(0, len(whole), (8,), generator=draw).tolist():
         damaged.write_bytes(whole[:cut])

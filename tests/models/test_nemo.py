@@ -155,9 +155,11 @@ def test_other_sections_and_members_do_not_matter(text, tmp_path):
     load_checkpoint(with_yaml(tmp_path / "a.nemo", text))
 
 
-def test_aliases_that_make_billions_of_values_are_refused(tmp_path):
+def test_aliases_that_make_billions_of_values_and_deep_nesting_are_refused(tmp_path):
     path = with_yaml(tmp_path / "a.nemo", BOMB, "*a9")
     refused(path, "model_config.yaml: expected at most 1000000 values")
+    path = with_yaml(tmp_path / "b.nemo", "a: " + "[" * 200_000)
+    refused(path, "model: b.nemo is damaged (RecursionError")
 
 
 LOCAL = {

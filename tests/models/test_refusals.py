@@ -90,6 +90,7 @@ CALLS = [
     (lambda: packed().train()(torch.zeros(1, 9, 8), torch.tensor([9])), "model: expected eval mode: its steps are fused"),
     (lambda: packed()(torch.zeros(1, 9, 7), torch.tensor([9])), "features: expected shape .B, T, F=8."),
     (lambda: fold(FastConformer(FAST).eval()).train()(torch.zeros(1, 9, 8), torch.tensor([9])), "model: expected eval mode: its batch norms are folded"),
+    (lambda: optimize(FastConformer(FAST).eval(), dtype=torch.int8), "dtype: expected a floating-point dtype, or None, got torch.int8. For int8"),
     (lambda: optimize(FastConformer(FAST).eval(), linear_layers="int4"), "linear_layers: expected one of 'as_it_is', 'int8'"),
     pytest.param(lambda: optimize(nn.Linear(2, 2).eval(), linear_layers="int8"), "int8: expected a FastConformer in float32 or bfloat16 or a Whisper, on a CPU, got Linear", marks=INT8),
 ]  # fmt: skip

@@ -93,6 +93,7 @@ def test_an_eager_recognizer_in_place_has_weights_of_its_own(saved, tmp_path, ho
     path = Path(shutil.copy(saved[min(saved)], tmp_path))
     whole = load_checkpoint(path).model.state_dict()
     mapped = load_checkpoint(path, dtype=None)
+    assert not any(weight.requires_grad for weight in mapped.model.parameters())
     config = PipelineConfig(**how)
     found = Recognizer.from_checkpoint(mapped, config, in_place=True).model.state_dict()
     with path.open("r+b") as file:  # which the model needs no more

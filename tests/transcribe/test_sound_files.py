@@ -119,6 +119,19 @@ CUT_SHORT = {  # codec and container; whether the file states how long it is
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["a.ogg", "a.opus"])
+def test_a_recording_with_a_damaged_middle_is_not_taken_for_a_shorter_one(
+    tmp_path, name
+):
+    path = tmp_path / name
+    encode(path, None, CUT_SHORT[name][0])
+    data = path.read_bytes()
+    third = len(data) // 3
+    path.write_bytes(data[:third] + bytes(third) + data[2 * third :])
+    with pytest.raises(ValueError, match=r"^audio: a\..* cannot be read beyond"):
+        read_audio(path, RATE)
+
+
 @pytest.mark.parametrize("name", CUT_SHORT)
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_file_that_is_cut_short_is_read_up_to_there_and_the_error_says_where(

@@ -51,11 +51,11 @@ class Joint:
 
     def __post_init__(self) -> None:
         is_probability = is_finite(self.dropout) and 0 <= self.dropout < 1
-        expect(is_probability, "dropout", "a probability below 1", self.dropout)
+        expect(is_probability, "dropout", "a probability below 1", repr(self.dropout))
         fits = self.tile is None or whole(self.tile, 1)
-        expect(fits, "tile", "a number of nodes, at least 1", self.tile)
+        expect(fits, "tile", "a number of nodes, at least 1", repr(self.tile))
         fits = self.seed is None or whole(self.seed, 0, 2**32 - 1)
-        expect(fits, "seed", "an integer of 32 bits", self.seed)
+        expect(fits, "seed", "an integer of 32 bits", repr(self.seed))
         if self.dropout and self.seed is None:
             object.__setattr__(self, "seed", int(torch.randint(2**31, (), device="cpu")))
 

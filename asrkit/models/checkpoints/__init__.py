@@ -62,6 +62,10 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
     model = _unwrapped(model)
     state = model.state_dict()
     weights = {name: weight.detach().cpu().contiguous() for name, weight in state.items()}
+    last = {weight.data_ptr(): name for name, weight in weights.items()}
+    for name, weight in weights.items():
+        if last[weight.data_ptr()] != name:  # tied to another one: the file has both
+            weights[name] = weight.clone()
     contents = (model.config, weights, tokenizer, features, notes)
     _load(_skeleton(contents), weights, "model", "Save a model before it is optimized.")
     own.write(path, contents)
@@ -97,9 +101,11 @@ def load_checkpoint(
     """
     from asrkit.models.checkpoints import huggingface, jasper, nemo
 
+    kind = torch.device(device).type
     floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    stays = dtype is None and torch.device(device).type == "cpu"
+    stays = dtype is None and kind == "cpu"
     expect(floating or stays, "dtype", "a floating-point dtype, as torch.float32", repr(dtype))
+    expect(kind != "meta", "device", "one with memory for the weights", repr(kind))
     path = Path(path)
     folder = (path / "config.json").is_file()
     if path.is_dir() and not folder:
@@ -131,7 +137,9 @@ def load_checkpoint(
         expect(fits and not weight.is_complex(), name, wanted, weight.dtype)
     _load(model, weights, path.name, "Is it whole, and of this asrkit?")
     weights.clear()
-    if dtype is not None:
+    if dtype is None:
+        model.requires_grad_(False)  # a trained weight's page would be read from the file again
+    else:
         own_weights(model, dtype, device)
     return Checkpoint(model.eval(), tokenizer, features, notes)
 
@@ -150,7 +158,9 @@ def _damage(error: Exception) -> str:
             return f"it has no {Path(str(error.filename)).name}"
         case KeyError():
             return f"it has no {error}"
-        case tarfile.TarError() | zlib.error() | EOFError():
+        case EOFError():
+            return "it is empty, or ends too early"
+        case tarfile.TarError() | zlib.error():
             return f"it is not a whole tar archive: {error}"
         case SafetensorError():
             return f"it is not a whole .safetensors file: {error}"

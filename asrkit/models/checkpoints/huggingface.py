@@ -43,7 +43,9 @@ def read(path: Path) -> Contents:
         ValueError: A file is damaged or missing, or has a setting that is not supported.
     """
     values = read_json(path, "config.json")
-    if "model_type" not in values and (path / "model.bin").is_file():
+    if "model_type" not in values:
+        wanted = "a model_type in config.json, or CTranslate2's model.bin"
+        expect((path / "model.bin").is_file(), "model", wanted, "neither")
         return ctranslate2.read(path, values)
     kind = str(values.get("model_type"))
     kinds = [*BLANKS, "canary", "whisper"]

@@ -100,6 +100,7 @@ def read(path: Path) -> Contents:
         for member in filter(tarfile.TarInfo.isfile, tar):
             name = member.name.removeprefix("./")
             members[name], starts[name] = tar.extractfile(member), member.offset_data
+        # not libyaml, which ends the process at deep nesting
         raw = yaml.safe_load(members["model_config.yaml"])
         count = itertools.count(1)
         config = {key: _resolved(raw[key], raw, count) for key in SECTIONS if key in raw}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,24 +31,6 @@ Weights = dict[str, Tensor]  # by name
 # FeatureConfig, notes.
 Contents = tuple[ModelConfig, Weights, Tokenizer, Values, Values]
 
-_DTYPES = {  # by the names in safetensors
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "BOOL": torch.bool,
-}
 _KINDS = {
     kind.__name__: kind
     for kind in (
@@ -108,15 +91,23 @@ def write(path: Path, contents: Contents) -> None:
         "tokenizer": dump_tokenizer(tokenizer),
         "notes": notes,
     }
+    text = json.dumps(header, default=_plain)
     with atomic(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # the account's default for new files
         try:
-            save_file(weights, str(temporary), metadata={"asrkit": json.dumps(header)})
+            save_file(weights, str(temporary), metadata={"asrkit": text})
         except SafetensorError as error:
             reason = f"Is the disk full? ({error})"
             raise OSError(f"{path} cannot be written. {reason}") from None
         temporary.chmod(mode)  # safetensors makes files unreadable for other accounts
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as Python's, for JSON; ValueError for any other value."""
+    is_number = isinstance(value, np.generic)
+    expect(is_number, "config, features or notes", "values of JSON", f"{value!r:.80}")
+    return value.item()
 
 
 def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
@@ -125,15 +116,16 @@ def read_safetensors(path: Path) -> tuple[Weights, dict[str, str]]:
 
     with safe_open(str(path), "pt") as file:  # checks the header
         texts = file.metadata() or {}
-    data = map_file(path)
-    start = 8 + int.from_bytes(data[:8], "little")  # the length of the header, then the header
-    header = json.loads(data[8:start])
-    header.pop("__metadata__", None)
+        data = map_file(path)
+        start = 8 + int.from_bytes(data[:8], "little")  # the length of the header, then the header
+        header = json.loads(data[8:start])
+        header.pop("__metadata__", None)
+        examples = {entry["dtype"]: name for name, entry in header.items()}
+        dtypes = {code: file.get_tensor(name).dtype for code, name in examples.items()}
     weights = {}
     for name, entry in header.items():
-        dtype = _DTYPES[entry["dtype"]]
         offset = start + entry["data_offsets"][0]
-        weights[name] = tensor_at(data, offset, dtype, entry["shape"])
+        weights[name] = tensor_at(data, offset, dtypes[entry["dtype"]], entry["shape"])
     return weights, texts
 
 
@@ -158,4 +150,6 @@ def read(path: Path) -> Contents:
     header = json.loads(texts["asrkit"])
     config = config_from_dict(header["model"])
     tokenizer = load_tokenizer({**header["tokenizer"]})  # a dict, so no path is opened
-    return config, weights, tokenizer, header["features"], header["notes"] or {}
+    notes = header["notes"] or {}
+    expect(isinstance(notes, dict), "notes", "an object", type(notes).__name__)
+    return config, weights, tokenizer, header["features"], notes

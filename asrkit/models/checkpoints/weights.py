@@ -36,7 +36,8 @@ def saved(source: IO[bytes] | Path, name: str, path: Path | None = None, start: 
         device = "meta" if records else "cpu"
         values = torch.load(source, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
-        why = str(error).rpartition("WeightsUnpickler error: ")[2].split(". ")[0]
+        why = " ".join(str(error).rpartition("WeightsUnpickler error: ")[2].split())
+        why = why.partition("Check the documentation")[0].split(". ")[0].strip()
         raise ValueError(f"{name} cannot be read as tensors alone ({why:.200}).") from None
     if not (records and path):
         return values
