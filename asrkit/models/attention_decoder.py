@@ -267,7 +267,7 @@ class AEDModel(EncodingModel):
         """
         B, H, _, size = memory.keys[0].shape
         place = torch.zeros(B, dtype=torch.int64, device=memory.mask.device)
-        kept = [keys.new_zeros(B, room, 2, H, size) for keys in memory.keys]
+        kept = (keys.new_zeros(2, B, H, room, size).unbind() for keys in memory.keys)
         return Past(place, tuple(kept))
 
     def step(
@@ -285,7 +285,7 @@ class AEDModel(EncodingModel):
         """
         place, kept, _ = state
         K = tokens.shape[1]
-        span = span_of(place, K, kept[0].shape[1], reach, self.positions.dtype)
+        span = span_of(place, K, kept[0][0].shape[2], reach, self.positions.dtype)
         x = self.embed(tokens, self.positions[span.slots])
         rows = zip(self.layers, kept, memory.keys, memory.values, strict=True)
         for layer, own, keys, values in rows:

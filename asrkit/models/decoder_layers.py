@@ -29,11 +29,14 @@ class Memory(NamedTuple):
     values: tuple[Tensor, ...]  # likewise
 
 
+Kept = tuple[Tensor, ...]  # keys and values of a layer, each (B, H, room, D / H)
+
+
 class Past(NamedTuple):
     """Keys and values of the tokens so far in every layer."""
 
     place: Tensor  # (B,) int64, tokens so far
-    keys_values: tuple[Tensor, ...]  # L times (B, room, 2, H, D / H)
+    keys_values: tuple[Kept, ...]  # L times
     # (B, D), the last token after the last layer's self-attention; None before the first step
     attended: Tensor | None = None
 
@@ -105,26 +108,25 @@ class SelfAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, kept: Tensor | None = None, span: Span | None = None) -> Tensor:
+    def forward(self, x: Tensor, kept: Kept | None = None, span: Span | None = None) -> Tensor:
         """Mixed values of each token (B, K, D), before the linear layer `out`.
 
         Args:
             x: Normed tokens (B, K, D).
-            kept: Keys and values of earlier tokens (B, room, 2, H, D / H), where those of the new
-                ones are written; None if the tokens are the whole text.
+            kept: Keys and values of earlier tokens, where those of the new ones are written; None
+                if the tokens are the whole text.
             span: Slots of the new tokens in `kept`.
         """
-        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+        new = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # (B, K, H, D / H) each
         share = self.dropout if self.training else 0.0
+        queries, keys, values = (part.transpose(1, 2) for part in new)
         mask = None
-        if kept is None or span is None:
-            queries, keys, values = parts.transpose(1, 3).unbind(2)
-        else:
-            span.write(kept, parts[:, :, 1:])
-            queries = parts[:, :, 0].transpose(1, 2)
+        if kept is not None and span is not None:
+            for buffer, part in zip(kept, new[1:], strict=True):
+                span.write(buffer.transpose(1, 2), part)
             if x.shape[1] == 1 and x.device.type == "cpu" and not share:
                 return join_heads(_attend_one(queries, kept, span))
-            keys, values = kept[:, : span.reach].transpose(1, 3).unbind(2)
+            keys, values = (buffer[:, :, : span.reach] for buffer in kept)
             mask = span.mask
         mixed = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, dropout_p=share, is_causal=kept is None
@@ -132,22 +134,22 @@ class SelfAttention(nn.Module):
         return join_heads(mixed)
 
 
-def _attend_one(queries: Tensor, kept: Tensor, span: Span) -> Tensor:
+def _attend_one(queries: Tensor, kept: Kept, span: Span) -> Tensor:
     """Mixed values of one query of each row (B, H, 1, D / H), by plain products.
 
     On a CPU torch's own attention is slower for a single query.
 
     Args:
         queries: Queries (B, H, 1, D / H).
-        kept: Keys and values (B, room, 2, H, D / H).
+        kept: Keys and values.
         span: Slots of the queries' tokens.
     """
     slots, mask = span.reach, span.mask
     if mask is None:
-        slots = min(math.ceil(span.reach / SLOTS) * SLOTS, kept.shape[1])
+        slots = min(math.ceil(span.reach / SLOTS) * SLOTS, kept[0].shape[2])
         mask = queries.new_zeros(slots)
         mask[span.reach :] = -torch.inf
-    keys, values = kept[:, :slots].transpose(1, 3).unbind(2)
+    keys, values = (buffer[:, :, :slots] for buffer in kept)
     return attention_weights(queries @ keys.transpose(2, 3), keys.shape[-1], mask) @ values
 
 
@@ -215,7 +217,7 @@ class DecoderLayer(nn.Module):
         keys: Tensor,
         values: Tensor,
         mask: Tensor,
-        kept: Tensor | None = None,
+        kept: Kept | None = None,
         span: Span | None = None,
     ) -> Tensor:
         """Tokens (B, K, D) after this layer.
@@ -232,9 +234,7 @@ class DecoderLayer(nn.Module):
         x = self.cross_attend(x, keys, values, mask)
         return self.feed(x)
 
-    def self_attend(
-        self, x: Tensor, kept: Tensor | None = None, span: Span | None = None
-    ) -> Tensor:
+    def self_attend(self, x: Tensor, kept: Kept | None = None, span: Span | None = None) -> Tensor:
         """Tokens x (B, K, D) after self-attention."""
         mixed = self.self_attention(self.self_norm(x), kept, span)
         return self.add(x, mixed, self.self_attention.out)

@@ -65,12 +65,15 @@ def optimize(
         The model; for a bare FastConformer on a CPU, the fused encoder with its weights.
 
     Raises:
-        ValueError: The model is in training mode, or neither the model nor this CPU supports
-            `linear_layers`.
+        ValueError: The model is in training mode, `dtype` is not floating-point, or the model or
+            this CPU does not support `linear_layers`.
     """
     expect(isinstance(model, nn.Module), "model", "a torch.nn.Module", type(model).__name__)
     expect(not model.training, "model", "eval mode", "training mode", "Call model.eval() first.")
     expect_choice("linear_layers", linear_layers, ("as_it_is", "int8"))
+    is_float = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+    remedy = "For int8 pass linear_layers='int8'."
+    expect(is_float, "dtype", "a floating-point dtype, or None", repr(dtype), remedy)
     encoder: Any = getattr(model, "encoder", model)
     prepacks = can_prepack(model, dtype)
     fuses = prepacks and isinstance(encoder, FastConformer) and _is_plain(encoder, dtype)

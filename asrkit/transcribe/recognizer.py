@@ -117,14 +117,14 @@ class ModelVariants:
         key = (dtype, optimized, int8)
         if key not in self.variants:
             variant = self.model
-            if self.in_place and not optimized:
-                own_weights(variant, dtype, device_of(variant))
-            elif not self.in_place and (optimized or dtype != dtype_of(variant)):
+            in_place_dtype = dtype if self.in_place else None
+            if not in_place_dtype and (optimized or dtype != dtype_of(variant)):
                 variant = cast_copy(variant, dtype)
             if optimized:
                 layers: Any = "int8" if int8 else "as_it_is"
-                read = dtype if self.in_place else None
-                variant = optimize(variant, linear_layers=layers, dtype=read)
+                variant = optimize(variant, linear_layers=layers, dtype=in_place_dtype)
+            elif in_place_dtype:
+                own_weights(variant, in_place_dtype, device_of(variant))
             self.variants[key] = variant
         return self.variants[key]
 

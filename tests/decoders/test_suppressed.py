@@ -117,13 +117,14 @@ def test_a_text_does_not_begin_after_the_highest_allowed_timestamp(model, frames
 
 
 class Indifferent(torch.nn.Module):
-    """All text tokens are always equally likely, and timestamps are unlikely."""
+    """All text tokens are always equally likely, and so are all timestamps."""
 
     bos, eos, vocab_size = 1, 5, 11
 
-    def __init__(self):
+    def __init__(self, times=-50.0):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.times = times  # logit of a timestamp
 
     def prefill(self, encoded, lengths):
         return lengths
@@ -133,7 +134,7 @@ class Indifferent(torch.nn.Module):
 
     def step(self, tokens, state, memory, *, reach=None):
         logits = torch.zeros(*tokens.shape, self.vocab_size)
-        logits[..., 7:] = -50.0
+        logits[..., 7:] = self.times
         return logits, Place(state.place + tokens.shape[1])
 
 
@@ -162,3 +163,19 @@ def test_a_later_segment_that_begins_early_has_text(text, begins):
     may_end = logits[:, -1, 5] == 0
     wanted = until <= begins if begins is not None else torch.ones(5, dtype=torch.bool)
     assert torch.equal(may_end, wanted)
+
+
+@pytest.mark.parametrize("times, text, allowed", [
+    (-50.0, [], {7, 8, 9, 10}),  # a text begins with a timestamp
+    (-50.0, [8], {0, 1, 2, 3, 4, 5}),  # words follow, or the end
+    (-50.0, [8, 3], {0, 1, 2, 3, 4, 5, 9, 10}),  # and a later timestamp
+    (-50.0, [8, 3, 9], {5, 9, 10}),  # the end, or another segment
+    (0.0, [8, 3], {9, 10}),  # both timestamps together are likelier than a word
+])  # fmt: skip
+def test_timestamps_are_around_segments_and_never_go_back(times, text, allowed):
+    timed = Timestamps(Indifferent(times), no_times=6, most_first=None, always=[], first=[], prompt_tokens=3)  # fmt: skip
+    memory = TimedMemory(torch.tensor([7]), torch.tensor([0]))
+    state = timed.init_state(memory, 9)
+    for tokens in ([HOW["prompt"]], *([[token]] for token in text)):
+        logits, state = timed.step(torch.tensor(tokens), state, memory)
+    assert {*(logits[0, -1] > -100).nonzero()[:, 0].tolist()} == allowed

@@ -1,5 +1,6 @@
 """What attention decoders share: the model's protocol, prompts, limits, and results."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from asrkit.devices import to_device
 from asrkit.shapes import dims, expect, whole
 
 EXTRA = 50  # labels that an utterance may have beyond its frames, as NeMo's max_generation_delta
-ROOM = 64  # tokens after the prompt that a state has room for at first
+ROOM = 32  # the room of a state is the number of its tokens, rounded up to a multiple of this
 REQUIRED = ("bos", "eos", "max_tokens", "vocab_size", "prefill", "init_state", "step")
 
 Prompt = Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -109,7 +110,7 @@ class Suppressing(nn.Module):
         begins = state.place[:, None] + steps == self.prompt_tokens - 1  # (B, K)
         logits, after = self.model.step(tokens, state, memory, reach=reach)
         lowest = torch.finfo(logits.dtype).min / 2
-        logits = logits.index_fill(2, self.always, lowest)
+        logits.index_fill_(2, self.always, lowest)
         first = logits[..., self.first].masked_fill(begins[..., None], lowest)
         logits[..., self.first] = first
         return logits, after
@@ -169,7 +170,8 @@ def trim_frames(encoded: Tensor, longest: int) -> Tensor:
 class Steps:
     """The steps of one search; the state grows as tokens enter it.
 
-    Most texts are far shorter than their limit, so the state has little room at first.
+    Most texts are far shorter than their limit, so the state has room for its tokens only, rounded
+    up to a multiple of `ROOM`.
 
     Attributes:
         model: An `Attention`.
@@ -191,18 +193,21 @@ class Steps:
         self.model = model
         self.memory = memory
         self.room = P + int(limits.max())
-        self._present_room = min(self.room, P + ROOM)
+        self._present_room = self._room_for(P)
         self.state = model.init_state(memory, self._present_room)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Logits (n, K, V) after each of these tokens (n, K), which enter the state."""
         reach = min(self.room, int(self.state.place.max()) + tokens.shape[1])
         if reach > self._present_room:
-            self._present_room = min(self.room, 2 * reach)
+            self._present_room = self._room_for(reach)
             larger = self.model.init_state(self.memory, self._present_room)
             self.state = map_state(_moved, larger, self.state)
         logits, self.state = self.model.step(tokens, self.state, self.memory, reach=reach)
         return logits
+
+    def _room_for(self, tokens: int) -> int:
+        return min(self.room, math.ceil(tokens / ROOM) * ROOM)
 
     def select(self, rows: Tensor | slice) -> None:
         """Keep the state and memory of these rows only."""

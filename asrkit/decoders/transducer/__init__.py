@@ -106,7 +106,7 @@ def transducer_greedy(  # noqa: PLR0913 - all options of greedy decoding, keywor
     joint = getattr(getattr(model, "config", None), "joint_width", width)
     wanted = f"frames of width {joint}, as model.join takes"
     expect(width == joint, "encoded", wanted, f"width {width}", "Call model.encode first.")
-    remedy = "Count it from the front: V - 1, not -1."
+    remedy = "Pass a Python int, counted from the front: V - 1, not -1."
     expect(whole(model.blank, 0), "model.blank", "an index from 0", repr(model.blank), remedy)
     expect_choice("strategy", strategy, list(STRATEGIES))
     expect_choice("graphs", graphs, GRAPH_MODES)

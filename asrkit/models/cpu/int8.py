@@ -15,6 +15,7 @@ weight is large and whose rows are few: with AVX2, oneDNN packs a weight again i
 """
 
 import functools
+import math
 import warnings
 from typing import Any
 
@@ -33,9 +34,8 @@ from asrkit.threads import eager
 # 2.2 % with activations of 7.
 LARGEST_WEIGHT = {True: 127, False: 64}
 F = np.float32
-TINY = np.finfo(F).tiny
-HALF = F(0.5)
-TOP = F(255)  # levels of an activation, above the lowest
+TINY = torch.finfo(torch.float32).tiny
+TOP = 255  # levels of an activation, above the lowest
 # Numbers that torch quantizes in a process before Numba does: 45 s of audio for a model of 110
 # million weights. Numba takes a third of the time, but half a second to be loaded.
 MOST_BY_TORCH = 2**26
@@ -129,7 +129,7 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     wide = weight.detach().float()
     largest = wide.abs().amax(1)
-    scale = (largest / LARGEST_WEIGHT[sums_int8_in_32_bits()]).clamp(min=float(TINY))
+    scale = (largest / LARGEST_WEIGHT[sums_int8_in_32_bits()]).clamp(min=TINY)
     values = (wide / scale[:, None]).round()
     return values.to(torch.int8), scale
 
@@ -138,59 +138,58 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 def quantize(x: Tensor) -> tuple[Tensor, float, int]:
     """Values (..., in) uint8, scale and zero point: activations are (values - zero) times scale.
 
-    torch computes the first `MOST_BY_TORCH` numbers of a process, then Numba the same values on one
-    thread, however many torch has. The lowest and the highest number become 0 and 255, or the steps
-    next to them; where all numbers have one sign, zero is the other end of the range. Zero itself
-    is exact, halves are rounded up, and no number changes by more than a step. The scale is NaN
-    where an activation, or the range of all, is not finite. The zero point is 1 to 255: with 0
-    oneDNN would bring the weight into its layout in each call.
+    torch computes the values of the first `MOST_BY_TORCH` numbers of a process, then Numba the same
+    ones on one thread, however many torch has. The lowest and the highest number become 0 and 255,
+    or the steps next to them; where all numbers have one sign, zero is the other end of the range.
+    Zero itself is exact, halves are rounded up, and no number changes by more than a step. The
+    scale is NaN where an activation is not finite. The zero point is 1 to 255: with 0 oneDNN would
+    bring the weight into its layout in each call.
 
     Args:
         x: Activations (..., in), float32 or bfloat16.
     """
     global _numbers_so_far
-    if _numbers_so_far < MOST_BY_TORCH:
+    by_torch = _numbers_so_far < MOST_BY_TORCH
+    if by_torch:
         _numbers_so_far += x.numel()
-        return _quantized_by_torch(x)
-    signed_dtype, unsigned_dtype, shift = PATTERNS[x.dtype]
-    signed = x.contiguous().view(signed_dtype).numpy().reshape(-1)
-    values = np.empty(signed.size, np.uint8)
-    scale, zero = _kernel()(signed, signed.view(unsigned_dtype), shift, values)
+        low, high = (end.item() for end in x.aminmax())
+    else:
+        ends, levels = _kernels()
+        signed_dtype, unsigned_dtype, shift = PATTERNS[x.dtype]
+        signed = x.contiguous().view(signed_dtype).numpy().reshape(-1)
+        unsigned = signed.view(unsigned_dtype)
+        low, high = ends(signed, unsigned, shift)
+    # Python's min and max keep a NaN that comes first
+    low = min(low, 0.0)
+    scale = max((max(high, 0.0) - low) / TOP, TINY)
+    if not math.isfinite(scale):
+        return torch.zeros_like(x, dtype=torch.uint8), math.nan, 1
+    zero = min(max(int(0.5 - low / scale), 1), TOP)
+    if by_torch:
+        # by int16, since torch converts floats to uint8 without vector code: six times as long
+        numbers = (x.float() * (1 / scale)).add_(zero + 0.5).clamp_(0, TOP)
+        return numbers.to(torch.int16).to(torch.uint8), scale, zero
+    values = np.empty(unsigned.size, np.uint8)
+    levels(unsigned, shift, F(1 / scale), F(zero + 0.5), values)
     return torch.from_numpy(values).view(x.shape), scale, zero
 
 
-def _quantized_by_torch(x: Tensor) -> tuple[Tensor, float, int]:
-    lowest, highest = (end.float() for end in x.aminmax())
-    below = lowest.clamp(max=0.0)
-    scale = (highest.clamp(min=0.0) - below) / float(TOP)
-    if not scale.isfinite():
-        return torch.zeros_like(x, dtype=torch.uint8), np.nan, 1
-    scale = scale.clamp(min=float(TINY))
-    steps = 1 / scale
-    zero = (-below * steps + 0.5).floor().clamp(1, 255)
-    levels = (x.float() * steps).add_(zero + 0.5).clamp_(0, 255)
-    return levels.to(torch.uint8), scale.item(), int(zero)
-
-
 @functools.cache
-def _kernel() -> Any:
-    # error_model: a check for division by zero would prevent vector code
-    return compiled(_quantize, error_model="numpy")
+def _kernels() -> tuple[Any, Any]:
+    return compiled(_ends), compiled(_levels)
 
 
-def _quantize(signed, unsigned, shift, into):
-    """Quantize n numbers into `into`, and return their scale and zero point.
+def _ends(signed, unsigned, shift):
+    """The lowest and the highest of n numbers, or of these and 0, by their bit patterns.
 
-    Two passes over memory. The first finds the lowest and the highest number by their bit patterns:
-    among signed integers the largest is the pattern of the highest positive number, among unsigned
+    Among signed integers the largest is the pattern of the highest positive number, among unsigned
     ones that of the lowest negative number. The patterns of infinity and NaN are larger than those
-    of all numbers, so the pass finds them too.
+    of all numbers, so it finds them too.
 
     Args:
         signed: Bit patterns of the numbers (n,), as signed integers.
         unsigned: The same patterns as unsigned integers.
         shift: Bits that these lack to a float32.
-        into: Quantized numbers (n,) uint8, which are written.
     """
     highest = signed.dtype.type(0)
     lowest = unsigned.dtype.type(0)
@@ -198,29 +197,30 @@ def _quantize(signed, unsigned, shift, into):
         highest = max(highest, signed[i])
         lowest = max(lowest, unsigned[i])
     ends = np.empty(2, np.uint32)
-    ends[0] = np.uint32(highest) << shift
-    ends[1] = np.uint32(lowest) << shift
+    ends[0] = np.uint32(lowest) << shift
+    ends[1] = np.uint32(highest) << shift
     floats = ends.view(F)
-    above = floats[0]
-    below = min(floats[1], F(0.0))
-    scale = (above - below) / TOP
-    if not np.isfinite(scale):
-        into[:] = 0
-        return np.nan, 1
-    scale = max(scale, TINY)
-    steps = F(1.0) / scale
-    zero = np.floor(-below * steps + HALF)
-    zero = min(max(zero, F(1.0)), TOP)
-    shifted = zero + HALF
-    patterns = np.empty(BLOCK, np.uint32)
-    numbers = patterns.view(F)
-    for start in range(0, unsigned.size, BLOCK):
-        count = min(BLOCK, unsigned.size - start)
-        part = unsigned[start : start + count]  # with i alone as index, loops become vector code
+    return floats[0], floats[1]
+
+
+def _levels(patterns, shift, steps, shifted, into):
+    """Quantize n numbers into `into`.
+
+    Args:
+        patterns: Bit patterns of the numbers (n,), as unsigned integers.
+        shift: Bits that these lack to a float32.
+        steps: Steps in 1, the reciprocal of the scale.
+        shifted: The zero point and a half.
+        into: Quantized numbers (n,) uint8, which are written.
+    """
+    wide = np.empty(BLOCK, np.uint32)
+    numbers = wide.view(F)
+    for start in range(0, patterns.size, BLOCK):
+        count = min(BLOCK, patterns.size - start)
+        part = patterns[start : start + count]  # with i alone as index, loops become vector code
         levels = into[start : start + count]
         for i in range(count):
-            patterns[i] = np.uint32(part[i]) << shift
+            wide[i] = np.uint32(part[i]) << shift
         for i in range(count):
-            level = min(numbers[i] * steps + shifted, TOP)
+            level = min(numbers[i] * steps + shifted, F(TOP))
             levels[i] = np.uint8(np.int32(level))
-    return float(scale), int(zero)
