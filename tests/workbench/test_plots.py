@@ -60,13 +60,14 @@ def slider(monkeypatch):
     """The output of a slider over bars."""
     shown = []
 
-    def draw(value):
+    def draw(value, height):
         figure, ax = plots.canvas(f"{value} bars")
         ax.bar(range(value), range(value))
-        return figure, f"Some {value} bars of a slider"
+        return figure, f"Some {value} bars of height {height:g}"
 
     monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
-    plots.frames(draw, [2, 3, 5], "bars <n>", start=3)
+    controls = {"bars <n>": [2, 3, 5], "height": [1.0, 9.0]}
+    plots.explore(draw, controls, start=[3, 1.0])
     return shown[0]
 
 
@@ -80,14 +81,16 @@ def test_a_slider_draws_every_frame_and_shows_the_first_one_only(slider):
     assert slider["text/plain"] == "bars <n>: 2, 3, 5"
 
 
-def test_a_slider_in_a_notebook_moves_its_picture(slider):
+def test_a_control_in_a_notebook_draws_the_picture_again(slider):
     from ipywidgets.widgets.widget import _instances
 
     model = slider["application/vnd.jupyter.widget-view+json"]["model_id"]
-    control, picture = _instances[model].children
-    assert "Some 3 bars" in picture.value
-    control.value = 2
-    assert "Some 5 bars" in picture.value
+    bars, height, picture = _instances[model].children
+    assert "Some 3 bars of height 1" in picture.value
+    bars.value = 5
+    assert "Some 5 bars of height 1" in picture.value
+    height.value = 9.0
+    assert "Some 5 bars of height 9" in picture.value
 
 
 def test_pictures_leave_no_state_behind():
@@ -134,7 +137,9 @@ def test_a_mark_is_drawn_with_its_names(mark):
 @pytest.mark.parametrize(("refused", "message"), [
     (lambda: plots.as_html(plots.canvas("title")[0], "plot"), "alt: expected a sentence"),
     (lambda: plots.colour("mean"), "thing: expected one of .*lean.*, got 'mean'. Add it"),
-    (lambda: plots.frames(None, [1], "n", start=1), "values: expected 2 to 20, got 1"),
+    (lambda: plots.explore(None, {"n": [1]}, start=[1]), "controls.*: expected 2 to 20, got 1"),
+    (lambda: plots.explore(None, {"n": [1, 2]}, start=[3]), "start: expected one of .* for n, got 3"),
+    (lambda: plots.explore(None, {"n": [1, 2]}, start=[]), "start: expected 1 values, got 0"),
 ])  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(refused, message):
     with pytest.raises(ValueError, match=message):
@@ -164,6 +169,6 @@ def test_many_points_become_a_picture():
 
 
 def test_notebooks_make_no_control_of_their_own():
-    """A browser moves the slider of `plots.frames` for all of them."""
+    """A browser moves the slider of `plots.explore` for all of them."""
     for path in NOTEBOOKS.glob("*.ipynb"):
         assert "ipywidgets" not in path.read_text("utf-8"), path.name

@@ -35,6 +35,8 @@ EXEMPT = {
     r"\bJasper 10x5 DR\b|\b1x1\b|\bp(?:90|95|99)\b": "a model, a convolution, percentiles: names",
     r"\b[Nn]otebooks? \d\d\b(?:(?:,| and| to) \d\d\b)*|\b[Pp]age, \d\d\b": "names of notebooks",
     r", (?:19|20)\d\d(?=\))": "years of papers: (Graves, 2012)",
+    r"^\* \[[^\n]*?¤[^\n]*?:": "references: title, author and year",
+    r"^\* \*\*Time\*\*:[^\n]*|^\*\*Question \d+": "minutes of a notebook, numbers of questions",
     r"\barXiv \d{4}\.\d{5}\b|\b(?:[Ii]ssue|[Pp]ull request|[Ss]ection|[Ff]igure|[Tt]able) \d+": "where to look something up",
     r"\b(?:NeMo|CUDA|Python|Numba|torch|lhotse|\w+_\w+) \d+(?:\.\d+)+": "versions",
     r"(?<![\w.,-])-?[01](?![\w%×]|[.,]\d|\s[%×]|\s(?:s|ms|µs|[kMGT]?i?B)\b)": "0 and 1: bounds, identities, first and last",
@@ -135,6 +137,7 @@ def test_every_number_in_the_prose_has_its_source(path):
 
 @pytest.mark.parametrize(("text", "why"), [
     ("It takes 1.6 GB.", "no comment"),
+    ("* [A title](https://a.b), Author, 2020: why 5 ms.", "prose: 5 : no comment"),
     ("1.6 MB<!-- joint-memory-20s -->", "has"),
     ("11 %<!-- ctc-greedy-batched -->", "has"),
     ("81 bins<!-- code: asrkit/features.py -->", "has"),

@@ -107,7 +107,7 @@ def lengths_and_shares(
         axes: Two Axes.
     """
     left, right = axes
-    left.hist(seconds, bins=60, color=BLUE)
+    left.hist(seconds, bins=60, range=(0, 40), color=BLUE)
     left.set(xlabel="length, s", yticks=[], xlim=(0, 40))
     left.set_title(f"{seconds.mean():.1f} s on average")
     stacked(shares, right, unit="% of what the GPUs could compute")

@@ -195,7 +195,7 @@ def read_in_turns(
     notes: Mapping[str, Any],
     waveforms: Sequence[Tensor],
     *,
-    enough_s: float,
+    fewer: Mapping[str, int],
 ) -> dict[str, dict[int, Reading]]:
     """Readings of recordings in all precisions in turn: precision -> number -> reading.
 
@@ -203,17 +203,15 @@ def read_in_turns(
         recognizers: Recognisers by precision. All of them score the tokens of the first one.
         notes: Notes of the checkpoint.
         waveforms: Recordings, (S,) each.
-        enough_s: Time in seconds after which a precision reads no more, once it has read eight
-            recordings, in float16 (slow on a CPU) three. When the first one ends, all do.
+        fewer: Precision -> number of recordings, the first ones, that it reads instead of all. The
+            first precision reads all.
     """
     readings: dict[str, dict[int, Reading]] = {name: {} for name in recognizers}
     first = next(iter(recognizers))
+    assert first not in fewer
     for number, waveform in enumerate(waveforms):
         for name, recognizer in recognizers.items():
-            if name != first and number not in readings[first]:
-                break
-            taken_s = sum(one.seconds for one in readings[name].values())
-            if len(readings[name]) >= (3 if name == "float16" else 8) and taken_s >= enough_s:
+            if number >= fewer.get(name, len(waveforms)):
                 continue
             start = time.perf_counter()
             features = recognizer.features(waveform[None], torch.tensor([len(waveform)]))

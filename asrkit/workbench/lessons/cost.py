@@ -35,7 +35,7 @@ from asrkit.workbench.cost.rtfx import Speed
 from asrkit.workbench.lessons.shared.one_utterance import one_utterance
 from asrkit.workbench.machine import this_machine
 from asrkit.workbench.measure import measure
-from asrkit.workbench.plots.palette import GREEN, colour
+from asrkit.workbench.plots.palette import colour
 
 OPTIMIZED = PipelineConfig(encoder="optimized", graphs="off")
 VARIANTS = {
@@ -206,16 +206,6 @@ def cost_table(costs: Sequence[TranscriptionCost]) -> Any:
     ]
     models = dict.fromkeys(cost.speed.model for cost in costs)
     return pd.DataFrame(rows).style.hide(axis="index").set_caption(" ".join(models))
-
-
-def cost_bars(costs: Sequence[TranscriptionCost], ax: Axes) -> None:
-    """Draw the cost of the same speech on several machines; the first, yours, is green."""
-    names = [f"{cost.name} {cost.speed.origin}" for cost in costs]
-    shades = [GREEN, *(colour(UNITS[cost.speed.per]) for cost in costs[1:])]
-    ax.barh(names, [cost.usd.middle for cost in costs], color=shades)
-    ax.invert_yaxis()
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set_xlabel("USD")
 
 
 def break_even(costs: Sequence[TranscriptionCost], ax: Axes) -> None:

@@ -8,7 +8,7 @@ picture on a page with its alt text.
 import matplotlib.style
 
 from asrkit.workbench.plots.canvas import as_html, canvas, show
-from asrkit.workbench.plots.frames import frames
+from asrkit.workbench.plots.explore import explore
 from asrkit.workbench.plots.marks import dots, intervals, lattice, stacked
 from asrkit.workbench.plots.palette import COLOURS, colour
 
@@ -20,7 +20,7 @@ __all__ = [
     "canvas",
     "colour",
     "dots",
-    "frames",
+    "explore",
     "intervals",
     "lattice",
     "show",

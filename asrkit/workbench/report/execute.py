@@ -49,6 +49,7 @@ SITE_PAGES = {  # every report has these, and a page for each notebook
     "index": "Findings",
     "claims": "Claims",
     "figures": "Figures",
+    "glossary": "Glossary",  # if there is a glossary.md beside the notebooks
     "machine": "Machine and run",
 }
 # Characters that no notebook's name may have; the range is how Python decodes invalid bytes.

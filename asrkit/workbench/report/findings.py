@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from asrkit.files import shipped
+from asrkit.files import shipped_yaml
 from asrkit.workbench.records import CONDITIONS, Record
 from asrkit.workbench.report.execute import NotebookRun
 from asrkit.workbench.tables import NO_BREAK_SPACE
@@ -77,8 +75,7 @@ class Finding:
 @functools.cache
 def comparisons() -> tuple[Comparison, ...]:
     """The comparisons of data/findings.yaml."""
-    entries = yaml.safe_load(shipped("findings.yaml").read_text("utf-8"))
-    return tuple(Comparison(**entry) for entry in entries)
+    return tuple(Comparison(**entry) for entry in shipped_yaml("findings.yaml"))
 
 
 def findings_of(runs: Sequence[NotebookRun]) -> list[Finding]:

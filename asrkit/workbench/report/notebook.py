@@ -36,15 +36,18 @@ REMOVED_TAGS = "style script meta link iframe object embed base".split()
 FOLDED_TAGS = {"hide-input", "takeaway"}
 SET_UP = ("Imports", "Parameters", "Check")  # titles of the folded code that moves to the end
 MARK = "a.claim, td .mark"
+GLOSSARY = "glossary"  # name of the page of terms, and of the Markdown file beside the notebooks
 LEGEND_COMMENT = "legend"  # a page replaces this comment by the legend of its marks
 SUPERSCRIPT = str.maketrans("0123456789+-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻")
 CELL = re.compile("^cell-id=")
+QUESTION = re.compile(r"\*\*Question \d+( \(predict\))?\.\*\*")
 WHITE_SPACE = re.compile(r"[^\S\u00a0]+")  # except the no-break space before a unit
 # Code comes first, so that dollars and comments inside it are ignored.
 PATTERN = re.compile(
     r"(?s)(?P<code>(?P<fence>```|~~~).*?(?P=fence)|(?P<tick>`+)(?!`).+?(?<!`)(?P=tick)(?!`))"
     r"|<!--\s*(?P<claim>[\w.-]+?)\s*-->|(?P<comment><!--.*?-->)"
-    r"|\[(?P<text>[^\]]*)\]\((?P<notebook>[\w.-]+)\.ipynb(?:#[^)]*)?\)|(?P<percent>(?<=\d) %)"
+    r"|\[(?P<text>[^\]]*)\]\((?P<page>[\w.-]+)\.(?:ipynb|md)(?P<anchor>#[^)]*)?\)"
+    r"|(?P<percent>(?<=\d) %)"
     r"|(?<!\\)\$\$(?P<block>.+?)\$\$|(?<![\\$])\$(?P<line>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)"
 )
 MARKS = {  # verdict -> mark; any other is "soft"
@@ -71,6 +74,7 @@ class Page:
         takeaway: The takeaway as HTML.
         answer: First line of the takeaway, as text.
         minutes: Time to read the prose.
+        questions: Number of questions that the notebook asks.
         headings: (id, text) of each section.
         figures: alt, src and the id of the cell of each picture.
         cover: The figure that the index shows.
@@ -85,6 +89,7 @@ class Page:
     takeaway: str = ""
     answer: str = ""
     minutes: int = 1
+    questions: int = 0
     headings: Sequence[tuple[str, str]] = ()
     figures: Sequence[Mapping[str, str]] = ()
     cover: Mapping[str, str] | None = None
@@ -109,19 +114,20 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         executed: The notebook with its outputs.
         verdicts: Claim id -> label. A comment `<!-- claim-id -->` in the prose becomes a mark that
             links to that claim.
-        names: The notebooks of the report. Links to other notebooks become text.
+        names: The notebooks of the report, and the glossary. Links to other files become text.
     """
     notebook = nbformat.read(executed, 4)
     title = _title(notebook)
     prose = Prose(verdicts, names)
     takeaways = list[str]()
     covers = list[str]()
-    words = 0
+    words = asked = 0
     records = dict[str, list[Record]]()
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "markdown":
             words += len(cell.source.split())
+            asked += bool(QUESTION.match(cell.source))
             cell.source = prose(cell.source.removeprefix(f"# {title}"))
         elif cell.cell_type == "code":
             bundles = [output.get("data", {}) for output in cell.outputs]
@@ -160,6 +166,7 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         takeaway=str(above),
         answer=first_line(str(above)),
         minutes=max(1, round(words / WORDS_PER_MINUTE)),
+        questions=asked,
         headings=[(str(heading["id"]), heading.get_text()) for heading in body.find_all("h2")],
         figures=figures,
         cover=next(iter([*preferred, *figures]), None),
@@ -207,6 +214,18 @@ def _exporter() -> HTMLExporter:
     )
 
 
+def glossary_html(path: Path) -> str:
+    """The terms of a glossary as HTML, each heading with the anchor that code hosts give it."""
+    _, mark, terms = path.read_text("utf-8").partition("### ")  # the template has the title
+    body = BeautifulSoup(markdown2html(mark + terms), "html.parser")
+    for heading in body.find_all("h3"):
+        for link in heading.find_all("a"):  # nbconvert's link to the heading itself
+            link.decompose()
+        heading.name = "h2"
+        heading["id"] = heading.get_text().lower().replace(" ", "-")
+    return str(body)
+
+
 class Prose:
     """Converts Markdown: formulas become MathML, and comments that name claims become marks.
 
@@ -233,9 +252,10 @@ class Prose:
             return "\u00a0%"
         if match["claim"]:
             return self._mark(match["claim"])
-        if match["notebook"]:
-            link = f"[{match['text']}]({match['notebook']}.html)"
-            return link if match["notebook"] in self.names else match["text"]
+        if match["page"]:
+            anchor = match["anchor"] if match["page"] == GLOSSARY else ""
+            link = f"[{match['text']}]({match['page']}.html{anchor or ''})"
+            return link if match["page"] in self.names else match["text"]
         return self._formula(match)
 
     def _mark(self, name: str) -> str:

@@ -30,7 +30,15 @@ from asrkit.workbench.claims.verdicts import LEGEND, NOT_COMPARABLE, Verdict, or
 from asrkit.workbench.records import Record
 from asrkit.workbench.report.execute import SITE_PAGES, NotebookRun
 from asrkit.workbench.report.findings import findings_of, value_with_unit
-from asrkit.workbench.report.notebook import SIGNS, TEMPLATES, Page, mark_of, render
+from asrkit.workbench.report.notebook import (
+    GLOSSARY,
+    SIGNS,
+    TEMPLATES,
+    Page,
+    glossary_html,
+    mark_of,
+    render,
+)
 
 Row = dict[str, Any]
 
@@ -63,13 +71,12 @@ def build(
     rows = claim_rows(fresh)
     verdicts = {row["id"]: row["verdict"] for row in rows}
     names = [run.name for run in runs]
-    pages = {run.name: _page(folder, run, verdicts, names) for run in runs}
+    terms = _glossary(folder, plan)
+    linked = [*names, GLOSSARY] if terms else names
+    site_pages = {name: text for name, text in SITE_PAGES.items() if name != GLOSSARY or terms}
+    pages = {run.name: _page(folder, run, verdicts, linked) for run in runs}
     failed = [run for run in runs if run.status != "ran"]
     ran = f"{len(runs) - len(failed)} of {count(len(runs), 'notebook')} ran"
-    here = machine.this_machine()
-    cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
-    device = " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
-    duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
     slowest = [(*cell, run.name) for run in runs for cell in run.slowest]
     defects = [f"{name}: {defect}" for name, page in pages.items() for defect in page.defects]
     context = {
@@ -79,7 +86,7 @@ def build(
         "failed": failed,
         "pages": pages,
         "now": f"{datetime.datetime.now(datetime.UTC):%F %H:%M} UTC",
-        "lead": f"{ran} in {duration} on {device}.",
+        "lead": f"{ran} in {_time_and_place(seconds)}.",
         "counts": count_outcomes(rows),
         "elsewhere": settled_elsewhere(rows),
         "defects": defects,
@@ -89,8 +96,10 @@ def build(
         "appendix": [row for row in rows if row["appendix"]],
         "facts": _facts(),
         "slowest": sorted(slowest, reverse=True)[:SLOWEST_SHOWN],
+        "terms": terms,
+        "site_pages": site_pages,
     }
-    for name in SITE_PAGES:
+    for name in site_pages:
         write_page(folder / f"{name}.html", f"{name}.html.j2", **context)
     for run, before, after in zip(runs, ["", *names], [*names[1:], ""], strict=False):
         write_page(
@@ -109,12 +118,21 @@ def build(
         "plan": plan,
         "seconds": seconds,
         "claims": verdicts,
-        "machine": here,
+        "machine": machine.this_machine(),
         "software": machine.software(),
         "code": machine.code(),
     }
     write_text(folder / "manifest.json", json.dumps(manifest, indent=1, default=str))
     return sentence, defects
+
+
+def _time_and_place(seconds: float) -> str:
+    """The duration of a run and its machine: "8 minutes on AMD EPYC 9R14 with 2 cores"."""
+    here = machine.this_machine()
+    cpu = f"{here['cpu_model']} with {here['cpu_usable']} cores"
+    device = " and ".join([cpu, *(gpu["name"] for gpu in here["gpus"])])
+    duration = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+    return f"{duration} on {device}"
 
 
 def write_page(path: Path, template: str, **context: Any) -> None:
@@ -150,7 +168,6 @@ def _environment() -> jinja2.Environment:
         "legend": LEGEND,
         "of_label": OUTCOME_OF_VERDICT,
         "outcomes": OUTCOMES,
-        "site_pages": SITE_PAGES,
         "count": count,
         "value_with_unit": value_with_unit,
         "conditions": _conditions,
@@ -176,6 +193,12 @@ def _page(
     if executed.is_file():
         return render(executed, verdicts, names)
     return Page(title=run.name, records={})
+
+
+def _glossary(folder: Path, plan: Mapping[str, Any]) -> str:
+    """The glossary beside the notebooks as HTML; empty if there is none."""
+    path = folder / Path(plan["notebooks"][0]).parent / f"{GLOSSARY}.md"
+    return glossary_html(path) if path.is_file() else ""
 
 
 def claim_rows(fresh: Sequence[Record]) -> list[Row]:

@@ -15,9 +15,12 @@ from asrkit.workbench.report.notebook import SIGNS
 from asrkit.workbench.report.pages import build
 
 PLAN = {"size": "quick", "device": "auto", "commands": ["asrkit report"]}
+PLAN |= {"notebooks": ["other.ipynb"]}
+GLOSSARY = "# Glossary\n\nTerms.\n\n### Encoder frame\n\nA vector.\n"
 CLAIMS = {claim.id: claim for claim in ledger.load_claims()}
 LISTED = [claim for claim in CLAIMS.values() if not claim.appendix]
 TAG = "<!-- joint-memory-20s -->"
+TERM = "[frame](glossary.md#encoder-frame)"
 HOME = CLAIMS["joint-memory-20s"].notebook
 
 
@@ -43,6 +46,7 @@ def built(folder, cells, **others):
         executed = folder / "runs" / f"{stem}.ipynb"
         nbformat.write(new_notebook(cells=of_notebook), executed)
         runs.append(outcome(stem, executed.parent, {}))
+    (folder / "glossary.md").write_text(GLOSSARY)
     _, defects = build(folder, runs, 1.0, PLAN)
     assert defects == []
     return {
@@ -59,13 +63,28 @@ def plain(tmp_path_factory):
     picture = {"text/html": '<img alt="a lattice" src="data:image/svg+xml;base64,AA">'}
     outputs = [new_output("display_data", data=data) for data in (takeaway, picture)]
     shows = new_code_cell("1", metadata={"tags": ["takeaway"]}, outputs=outputs)
+    asks = new_markdown_cell("**Question 1.** How much?")
     with pytest.MonkeyPatch.context() as monkeypatch:
         ship_records_of(folder, monkeypatch)
         return built(
             folder,
-            [new_markdown_cell(f"# Why?\n\nIt takes 1.6 GB{TAG}."), shows],
-            other=[new_markdown_cell("# Is it small?")],
+            [new_markdown_cell(f"# Why?\n\nIt takes 1.6 GB{TAG}."), shows, asks],
+            other=[new_markdown_cell(f"# Is it small?\n\nA {TERM} is.")],
         )
+
+
+def test_a_term_leads_to_its_entry_in_the_glossary(plain):
+    entry = plain["glossary"].find(id="encoder-frame")
+    assert (entry.get_text(), entry.find_next("p").get_text()) == (
+        "Encoder frame",
+        "A vector.",
+    )
+    words = plain["glossary"].get_text()
+    assert "A notebook links a term once" in words and "Terms." not in words
+    assert (
+        plain["other"].find("a", string="frame")["href"]
+        == "glossary.html#encoder-frame"
+    )
 
 
 def test_a_claim_leads_to_where_a_notebook_quotes_it(plain):
@@ -187,11 +206,13 @@ def test_records_stand_in_one_table_at_the_end_and_beside_the_figure_of_their_ce
     assert "peak 1.05 MB" in " ".join(figure.get_text().split())
 
 
-def test_a_card_has_the_question_the_answer_a_picture_and_minutes(plain):
+def test_a_card_has_the_question_the_answer_a_picture_and_times(plain):
     first, second = plain["index"].select(".cards > li")
     assert first.h3.get_text().split() == [HOME[:2], "Why?"]
     assert "The loss is 3 times as fast." in first.get_text()
-    assert "1 min to read · ran in 0 s" in first.get_text()
+    asked = "1 min to read · 1 question · ran in 0 s"
+    assert asked in first.get_text() and asked in plain[HOME].get_text()
+    assert "1 min to read · ran in 0 s" in second.get_text()
     assert first.img["alt"] == "a lattice" and second.img is None
     assert "3 times" in plain[HOME].find(class_="takeaway").get_text()
 

@@ -203,7 +203,8 @@ def test_a_page_owes_nothing_to_the_profile_and_startup_file_of_the_user(built):
 
 def test_pages_load_nothing_and_have_one_title(built):
     pages = {path.stem: path for path in (built[0] / "latest").glob("*.html")}
-    assert {*pages} == {"a_good", "b_fails", "d_dies", *execute.SITE_PAGES}
+    site = {*execute.SITE_PAGES} - {"glossary"}  # no file of terms is there
+    assert {*pages} == {"a_good", "b_fails", "d_dies", *site}
     for path in pages.values():
         page = BeautifulSoup(path.read_text(), "html.parser")
         assert page.select("[src]:not([src^='data:']), link:not([href^='data:'])") == []
@@ -406,7 +407,7 @@ def test_notebooks_are_chosen_by_number_name_and_beginning(
     (["--device", "cuda"], "--device: expected cpu or auto where torch finds no GPU, got cuda."),
     (["bad_\udcc3.ipynb"], "and without undecodable bytes, got ['bad_\\udcc3']. For such bytes, set LC_ALL=C.UTF-8."),
     (["torn.ipynb"], "notebook torn.ipynb: expected a notebook of nbformat 4"),
-    (["twice/01_one.ipynb", "01"], "notebooks: expected different names, none of them index, claims, figures, machine, got ['01_one', '01_one']"),
+    (["twice/01_one.ipynb", "01"], "notebooks: expected different names, none of them index, claims, figures, glossary, machine, got ['01_one', '01_one']"),
 ])  # fmt: skip
 def test_what_cannot_run_is_refused_in_one_line_before_a_folder_is_made(
     arguments, message, tmp_path, monkeypatch, capsys

@@ -98,8 +98,8 @@ class _WithPolicy:
         if self.policy.past == "states":
             buffers = [memory.frames.new_zeros(B, room, D) for _ in range(config.layers)]
             return States(place, tuple(buffers))
-        shape = (B, room, 2, config.heads, D // config.heads)
-        kept = [memory.frames.new_zeros(shape) for _ in range(config.layers)]
+        shape = (2, B, config.heads, room, D // config.heads)
+        kept = (memory.frames.new_zeros(shape).unbind() for _ in range(config.layers))
         return Past(place, tuple(kept))
 
     def step(
@@ -109,7 +109,9 @@ class _WithPolicy:
         model = self.model
         place, buffers = state[:2]
         K = tokens.shape[1]
-        span = span_of(place, K, buffers[0].shape[1], reach, memory.frames.dtype)
+        held = buffers[0]
+        room = held[0].shape[2] if isinstance(held, tuple) else held.shape[1]
+        span = span_of(place, K, room, reach, memory.frames.dtype)
         after = state._replace(place=place + K)
         if self.policy.past == "none":
             (text,) = buffers
