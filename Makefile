@@ -1,7 +1,7 @@
 # Two commands matter: `make report` and `make test`. Both set up .venv by themselves the first time.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help report test test-live test-torch check lab bench docs peers scale lock clean
+.PHONY: help report test test-live test-torch check lab bench docs figures peers scale lock clean
 
 BIN := .venv/bin
 READY := .venv/.stamp
@@ -60,6 +60,9 @@ bench: $(WEIGHTS)  ## run the benchmark suites (ARGS="losses --quick" for one, s
 
 docs: $(WEIGHTS)  ## rewrite docs/commands.md from --help
 	@$(BIN)/python docs/commands.py
+
+figures: $(WEIGHTS)  ## run the series and write its covers to figures/ (ARGS="--from reports/latest" takes those of a report)
+	@$(BIN)/python figures/covers.py $(ARGS)
 
 peers: $(PEERS)/.stamp $(SCALE)/.stamp  ## install third-party losses, decoders and engines (peers) next to .venv, for `python -m benchmarks all --peers`; and Ray
 
