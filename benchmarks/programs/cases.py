@@ -33,15 +33,45 @@ THREADS = 2
 BASELINE = "asrkit_float32"
 MEMORY = "VmHWM of its process"
 OURS = (BASELINE, "asrkit_bfloat16", "asrkit_int8")
-MORE = {"ctc": ("nemo", "transformers_ctc"), "rnnt": ("nemo",), "tdt": ()}
-# programs by the head of the model; a large model leaves out the plain script with ONNX Runtime,
-# since onnx-asr has this engine too and the memory of all programs adds up
+# other programs by the head of the model; a large model (TDT) leaves out the plain script with ONNX
+# Runtime, since onnx-asr has this engine too and the memory of all programs adds up
 PEERS: dict[str, tuple[str, ...]] = {
-    kind: (*(name for name in PROGRAMS if f"_{kind}_" in name), *more)
-    for kind, more in MORE.items()
+    "ctc": (
+        "sherpa_onnx_ctc_float32",
+        "sherpa_onnx_ctc_int8",
+        "onnx_asr_ctc_float32",
+        "onnx_asr_ctc_int8",
+        "onnxruntime_ctc_float32",
+        "onnxruntime_ctc_int8",
+        "openvino_ctc_float32",
+        "openvino_ctc_bfloat16",
+        "openvino_ctc_int8",
+        "nemo",
+        "transformers_ctc",
+    ),
+    "rnnt": (
+        "sherpa_onnx_rnnt_float32",
+        "sherpa_onnx_rnnt_int8",
+        "onnx_asr_rnnt_float32",
+        "onnx_asr_rnnt_int8",
+        "onnxruntime_rnnt_float32",
+        "onnxruntime_rnnt_int8",
+        "openvino_rnnt_float32",
+        "openvino_rnnt_bfloat16",
+        "openvino_rnnt_int8",
+        "nemo",
+    ),
+    "tdt": (
+        "sherpa_onnx_tdt_float32",
+        "sherpa_onnx_tdt_int8",
+        "onnx_asr_tdt_float32",
+        "onnx_asr_tdt_int8",
+        "openvino_tdt_float32",
+        "openvino_tdt_bfloat16",
+        "openvino_tdt_int8",
+    ),
+    "whisper": (*whisper_programs.PROGRAMS,),
 }
-PEERS["tdt"] = tuple(name for name in PEERS["tdt"] if not name.startswith("onnxruntime"))
-PEERS["whisper"] = (*whisper_programs.PROGRAMS,)
 FLOOR = "import_torch"  # an arm of cold commands: what asrkit's cannot be below
 IMPORT_TORCH = """if True:  # with the settings of `asrkit transcribe`
     import gc, os

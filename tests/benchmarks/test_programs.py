@@ -199,6 +199,14 @@ def test_the_decoding_of_each_whisper_program_is_described():
     assert all(map(programs.decoding, (programs.BASELINE, *whisper_programs.PROGRAMS)))
 
 
+@pytest.mark.parametrize("kind, missing", [("ctc", 0), ("rnnt", 0), ("tdt", 2)])
+def test_the_programs_of_a_kind_exist_and_have_all_engines(kind, missing):
+    named = {*programs.PEERS[kind]}
+    assert named <= {*programs.PROGRAMS}
+    engines = {name for name in programs.PROGRAMS if f"_{kind}_" in name}
+    assert len(engines - named) == missing
+
+
 OF_WHISPER = ("faster_whisper_batched_times_int8", "openvino_genai_float32", "whisper_cpp_int8", "transformers_whisper")  # fmt: skip
 
 
