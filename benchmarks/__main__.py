@@ -67,6 +67,11 @@ class BenchOptions(Options):
         False,
         "also time the packages that `make peers` installed; on a GPU only NeMo's decoders",
     )
+    only: str = described(
+        "",
+        "only the cases whose title contains TEXT, as in rnnt-greedy; a run prints its titles",
+        metavar="TEXT",
+    )
     device: Literal["cpu", "cuda"] = described("cpu", "where to compute", group="device")
     threads: int | None = described(
         None, "CPU threads (default: as many as torch takes)", metavar="N"
@@ -149,6 +154,7 @@ def _bench(options: BenchOptions) -> int:
     for name in suite_options:
         suites = SUITE_OPTIONS[name].split()
         expect(options.suite in suites, name, f"the suite {' or '.join(suites)}", options.suite)
+    expect(options.suite != "all" or not options.only, "only", "a suite other than all", "all")
     expect(options.peers or not options.manifest, "manifest", "--peers too", "none")
     if options.suite == "all":
         return _run_all(options)
@@ -175,6 +181,7 @@ def _run_suite(options: BenchOptions, suite_options: dict[str, Any]) -> int:
                 peers=peers,
                 log=progress,
                 kept=kept.append,
+                only=options.only,
                 **suite_options,
             )
         except ModuleNotFoundError as error:  # a bare GPU machine lacks what training needs

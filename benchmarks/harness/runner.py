@@ -35,6 +35,7 @@ def run(
     peers: Peers | None = None,
     log: Callable[[str], object] = bool,
     kept: Callable[[list[Record]], object] = bool,
+    only: str = "",
     **options: Any,
 ) -> list[Record]:
     """Measure a suite; returns its records: times and memory of each arm, ratios of pairs. A suite
@@ -52,10 +53,12 @@ def run(
         peers: other packages whose arms join the cases that name them.
         log: called with a line before each case, and with each failure.
         kept: called with the records that `out` had of a case, which is not measured again.
+        only: text that the title of a case must contain to be measured.
         **options: options of the suite, such as `lengths` of batching.
 
     Raises:
         AssertionError: some cases failed; raised after all others were measured.
+        ValueError: no title contains `only`.
     """
     expect(suite in SUITES, "suite", "one of " + ", ".join(map(repr, SUITES)), repr(suite))
     if SUITES[suite].takes_peers:
@@ -63,8 +66,10 @@ def run(
     before = _recorded(out) if SUITES[suite].rows else []
     measured: list[Record] = []
     failures: list[str] = []
+    titles: list[str] = []
     for case in SUITES[suite].cases(device, quick, **options):
-        if not (case.arms or case.measure):
+        titles.append(case.title)
+        if not (case.arms or case.measure) or only not in case.title:
             continue
         done = [record for record in before if case.params.items() <= record["params"].items()]
         if done:
@@ -86,6 +91,8 @@ def run(
             log(failures[-1])
         del case  # free its arms before the next case is built
     assert not failures, " ".join(failures)
+    found = not only or any(only in title for title in titles)
+    expect(found, "only", "text of a title: " + "; ".join(titles), repr(only))
     return measured
 
 

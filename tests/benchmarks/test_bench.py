@@ -243,6 +243,15 @@ def test_a_first_arm_a_study_and_a_case_that_fail_do_not_end_the_suite(suite, tm
     assert {record["what"] for record in records.read(out)} == {"last"}
 
 
+def test_only_the_cases_whose_title_contains_the_text_are_measured(suite):
+    suite(small(), replace(small(), what="next"))
+    assert {record["what"] for record in run(only="next")} == {"next"}
+    with pytest.raises(
+        ValueError, match="only: expected text of a title: small 3; next 3, got"
+    ):
+        run(only="later")
+
+
 def test_the_error_of_a_full_disk_names_the_file_without_its_folder(
     suite, tmp_path, monkeypatch
 ):
