@@ -78,6 +78,7 @@ class SoundReader(ABC):
         about_s: Length by the header; 0 if it states none.
         tracks: Number of audio tracks in the file, of which one is read.
         missing_s: Seconds that the header states but the file lacks, if known on opening.
+        gaps_s: Start and length of each gap between samples that silence filled.
     """
 
     rate_hz: int
@@ -89,6 +90,7 @@ class SoundReader(ABC):
 
     def __init__(self) -> None:
         self.buffer: list[np.ndarray] = []
+        self.gaps_s: list[tuple[float, float]] = []
         self.next_pieces = self.pieces()
 
     def __enter__(self) -> Self:
@@ -204,18 +206,17 @@ class SeekableBytes(io.BytesIO):
 class FFmpegReader(SoundReader):
     """Any other recording, decoded by FFmpeg's libraries until it ends.
 
-    Where the container has times (MP4, Matroska), silence fills gaps, so that later sound keeps its
-    time. Packets that cannot be decoded are skipped. The end raises if these are more than headers
-    and tags between two concatenated recordings, or if the last page of an Ogg file is truncated.
+    Silence fills gaps between times of MP4 and Matroska. Packets that cannot be decoded are
+    skipped. The end raises if these are more than headers and tags between two recordings in one
+    file, or if the last page of an Ogg file is truncated.
     """
 
     def __init__(self, sound: Sound) -> None:
         import av
 
         super().__init__()
-        source: Any = str(sound.path.absolute())
-        if sound.data is not None:
-            source = SeekableBytes(sound.data)
+        data = sound.data
+        source: Any = str(sound.path.absolute()) if data is None else SeekableBytes(data)
         try:
             self.container = av.open(source, options=OPTIONS)
         except (av.error.FFmpegError, ValueError) as error:
@@ -321,6 +322,8 @@ class FFmpegReader(SoundReader):
             if self.position == 0:
                 self.first_s = time_s
         elif at <= self.about_s * self.rate_hz:
+            if self.position and at > self.first:
+                self.gaps_s.append((self.position / self.rate_hz, gap / self.rate_hz))
             for start in range(0, gap, PIECE):
                 silence = np.zeros((min(PIECE, gap - start), self.channels), np.float32)
                 yield from self._from_first(silence)

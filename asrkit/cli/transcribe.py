@@ -48,7 +48,8 @@ EXCLUDED = {  # option -> options that cannot be combined with it
     "workers": ("device",),
     "engine": ("device", "context", "workers", "shards"),
 }
-ONE_FIELD = str.maketrans("\t\r\n", "   ")  # a file's name is one field of a line on stdout
+# A file's name is one field of a line, and moves no cursor of a terminal.
+ONE_FIELD = dict.fromkeys([*range(32), 127], " ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class Counts:
 
     files: int
     failed: int = 0
+    in_part: int = 0  # of these, the ones whose text until the error was written
     without_words: int = 0
     audio_s: float = 0.0
     rtfx: float = 0.0
@@ -78,8 +80,10 @@ class Counts:
 
     def __str__(self) -> str:
         todo = self.files - self.skipped
+        in_part = f" ({self.in_part:,} after some text)" if self.in_part else ""
         text = (
-            f"{todo - self.failed:,} of {count(todo, 'file')} transcribed, {self.failed:,} failed, "
+            f"{todo - self.failed:,} of {count(todo, 'file')} transcribed, "
+            f"{self.failed:,} failed{in_part}, "
             f"{self.skipped:,} done before; {self.audio_s:,} s of audio at RTFx {self.rtfx:,}"
         )
         if self.without_words:
@@ -284,15 +288,16 @@ def _write(
         counts.audio_s += transcript.audio_s
         counts.without_words += len(transcript.without_words)
         counts.failed += bool(transcript.error)
+        name = str(transcript.path).translate(ONE_FIELD)
         for line in (*transcript.notes, transcript.error):
             if line:
-                tqdm.write(f"{transcript.path}: {line}", file=sys.stderr)
+                tqdm.write(f"{name}: {line}", file=sys.stderr)
         if transcript.error and (strict or not transcript.audio_s):
             continue
+        counts.in_part += bool(transcript.error)
         if folder:
             folder.write(transcript)
             continue
-        name = str(transcript.path).translate(ONE_FIELD)
         is_json = format_ == "json"
         tqdm.write(json.dumps(summary(transcript)) if is_json else f"{name}\t{transcript.text}")
         sys.stdout.flush()  # a reader of a pipe sees each line at once

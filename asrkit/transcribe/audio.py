@@ -65,6 +65,7 @@ class Reading:
         self.rate_hz = rate_hz
         self.cancelled_s: list[float] = []  # starts of pieces whose channels cancel out
         self.tracks = 1
+        self.gaps_s: list[tuple[float, float]] = []  # start and length of each
         self.error = ""
 
     @property
@@ -78,6 +79,12 @@ class Reading:
                 f"channels cancel each other from {self.cancelled_s[0]:.0f} s on; the loudest one "
                 "is used there (--channel selects another)"
             )
+        if self.gaps_s:
+            first_s, total_s = self.gaps_s[0][0], sum(length_s for _, length_s in self.gaps_s)
+            lines.append(
+                f"{total_s:.1f} s of it have no sound, the first at {first_s:.1f} s; they are read "
+                "as silence"
+            )
         return lines
 
     def blocks(self) -> Iterator[Tensor]:
@@ -85,6 +92,7 @@ class Reading:
         try:
             with open_sound(self.sound) as file:
                 self.tracks = file.tracks
+                self.gaps_s = file.gaps_s
                 chunks = self._mono(file)
                 if file.rate_hz != self.rate_hz:
                     taps = file.rate_hz * self.rate_hz // math.gcd(file.rate_hz, self.rate_hz) ** 2

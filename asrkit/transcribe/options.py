@@ -187,7 +187,7 @@ class WindowOptions:
 
     batch_s: float | None = described(
         None,
-        "most audio in one batch, padding included (default: 120; for a Whisper up to 6 windows, "
+        "most audio in one batch, padding included (default: 120; for a Whisper up to 8 windows, "
         "as many as have keys and values in 600 MB)",
         flag="--batch-seconds",
         metavar="SECONDS",

@@ -98,6 +98,10 @@ GREEDY = [  # (changed arguments, start of the message)
         "model.join: expected logits (3, 4, 'more than 4'), got (3, 1, 5).",
     ),
     (
+        {"model": speaker(predict=lambda labels, state: torch.zeros(3, 1))},
+        "model.predict: expected a pair of predictions (B, P) and the state of the predictor",
+    ),
+    (
         {"model": speaker(predict=shrinks)},
         "model.predict: expected shape (3, 1), as before, ",
     ),

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -280,6 +281,8 @@ def test_a_part_is_read_from_its_place_and_gaps_of_time_are_silence(
     reading = Reading(path, RATE)
     found = torch.cat([*reading.blocks()])
     assert not reading.error
+    line = r"2\.[456] s of it have no sound, the first at (3\.9|4\.0) s; they are read as silence"
+    assert re.fullmatch(line, *reading.notes)
     assert abs(len(found) - len(whole)) < 0.1 * RATE
     assert float(found[int(4.2 * RATE) : int(6.3 * RATE)].abs().max()) == 0
     assert agree(found[7 * RATE : 11 * RATE], whole, 7 * RATE)

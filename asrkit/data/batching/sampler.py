@@ -69,7 +69,11 @@ class LengthSampler(CutSampler):
     ) -> None:
         redundant = lengths is not None and tokens is not None
         expect(not redundant, "tokens", "None with lengths, which include tokens", repr(tokens))
-        super().__init__(shuffle=True, world_size=world_size, rank=rank, seed=seed)
+        try:
+            super().__init__(shuffle=True, world_size=world_size, rank=rank, seed=seed)
+        except AssertionError as error:  # lhotse's has no text
+            got = f"rank {rank} and world_size {world_size}"
+            raise ValueError(f"rank: expected 0 to below world_size, got {got}.") from error
         self.strategy = strategy
         self._cuts = list(cuts)
         if lengths is None:
@@ -99,6 +103,7 @@ class LengthSampler(CutSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; without effect if `epoch` is the current one."""
+        expect(whole(epoch, 0), "epoch", "a whole number from 0 up", repr(epoch))
         if epoch != self.epoch:
             self._start = self._position = 0
         super().set_epoch(epoch)

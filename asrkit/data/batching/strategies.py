@@ -152,6 +152,11 @@ def _complete_last_step(
     return batches, []
 
 
+def _expect_limit(limit: object) -> None:
+    remedy = "Pass limit=at_most_seconds(600), for example."
+    expect(hasattr(limit, "share"), "limit", "asrkit.data.Limit or your own", repr(limit), remedy)
+
+
 def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 1.0) -> Batches:
     """Cut a sequence of utterances into batches, each as large as the limit allows.
 
@@ -164,7 +169,7 @@ def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 
     Returns:
         Consecutive parts of `rows`.
     """
-    expect(hasattr(limit, "share"), "limit", "asrkit.data.Limit or your own", repr(limit))
+    _expect_limit(limit)
     seconds = lengths.seconds[rows]
     tokens = lengths.tokens[rows]
     batches = []
@@ -326,6 +331,7 @@ class Balanced:
     def __post_init__(self) -> None:
         shares = all(0 <= share < 1 for share in self.blur)
         expect(shares, "blur", "two shares below 1", self.blur)
+        _expect_limit(self.limit)
 
     @property
     def balance_by(self) -> Cost:

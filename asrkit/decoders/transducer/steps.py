@@ -133,11 +133,15 @@ class GreedyModel:
         """The carry of the utterances of encoded (B, T, E) before their first frame.
 
         Raises:
-            ValueError: `model.predict` returns tensors that are not batch first.
+            ValueError: `model.predict` returns no pair, or tensors that are not batch first.
         """
         B = len(encoded)
         blank = torch.full((B,), self.blank, dtype=torch.int64, device=encoded.device)
-        predicted, state = self.model.predict(blank, None)
+        result = self.model.predict(blank, None)
+        is_pair = isinstance(result, tuple | list) and len(result) == 2
+        wanted = "a pair of predictions (B, P) and the state of the predictor, or None"
+        expect(is_pair, "model.predict", wanted, type(result).__name__)
+        predicted, state = result
         sizes = {tensor.shape[:1] for tensor in state_tensors((predicted, state))}
         wanted = f"tensors with B={B} as first dimension"
         got = sorted(map(tuple, sizes))

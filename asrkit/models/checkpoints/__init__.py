@@ -52,14 +52,17 @@ def save_checkpoint(path: Path | str, checkpoint: Checkpoint) -> None:
             DistributedDataParallel, AveragedModel or torch.compile.
 
     Raises:
-        ValueError: The name has another suffix, the parts do not fit together, or the model was
-            optimized.
+        ValueError: The name has another suffix, the model is not one of asrkit's or was optimized,
+            or the parts do not fit together.
         OSError: The file cannot be written, as on a full disk.
     """
     path = Path(path)
     expect(path.suffix == ".safetensors", "path", "a .safetensors file", repr(path.name))
     model, tokenizer, features, notes = checkpoint
     model = _unwrapped(model)
+    is_ours = own.is_config(getattr(model, "config", None))
+    remedy = "Save the state_dict of another module with safetensors."
+    expect(is_ours, "checkpoint", "a model of asrkit.models", type(model).__name__, remedy)
     state = model.state_dict()
     weights = {name: weight.detach().cpu().contiguous() for name, weight in state.items()}
     last = {weight.data_ptr(): name for name, weight in weights.items()}

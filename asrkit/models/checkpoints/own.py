@@ -49,6 +49,11 @@ _KINDS = {
 }
 
 
+def is_config(value: object) -> bool:
+    """Whether `value` is a config that these files can hold."""
+    return type(value) in _KINDS.values()
+
+
 def config_to_dict(config: Any) -> Any:
     """Fields of a config dataclass, nested, each with its `kind`; other values as they are."""
     if isinstance(config, tuple | list):

@@ -328,6 +328,8 @@ def test_mapped_batches_and_loading_info_equal_lhotses():
             lambda: sampler(lengths=Lengths([1.0], [1]), tokens=Words()),
             "tokens: expected None with lengths, which include tokens, got",
         ),
+        (lambda: sampler(rank=2, world_size=2), "rank: expected 0 to below world_size"),
+        (lambda: sampler().set_epoch(1.5), "epoch: expected a whole number from 0 up"),
         (lambda: sampler(None), "strategy: expected Random, Sorted, .* got None"),
         (lambda: sampler().filter(bool), r"filter: .* Pass cuts.filter\(...\)"),
     ],

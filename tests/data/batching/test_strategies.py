@@ -312,6 +312,10 @@ def test_balanced_reaches_the_goal_and_drops_nothing(lengths, limit, ranks, leas
             lambda: plan(Random(limit=None), web_like(9)),
             "limit: expected asrkit.data.Limit or your own, got None",
         ),
+        (
+            lambda: plan(Balanced(limit=10), web_like(9)),
+            "limit: expected asrkit.data.Limit or your own, got 10",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(call, message):
