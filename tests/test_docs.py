@@ -121,23 +121,23 @@ RESULTS += [
     for sentence, impl in ENGINES.items()
 ]
 TRANSCRIPTION = {
-    "116 times": "asrkit_int8",
-    "93 times": "asrkit_bfloat16",
-    "51 times": "asrkit_float32",
+    "122 times": "asrkit_int8",
+    "91 times": "asrkit_bfloat16",
+    "53 times": "asrkit_float32",
     "59 times": "openvino_ctc_int8",
-    "46 times": "sherpa_onnx_ctc_int8",
-    "43 times": "sherpa_onnx_ctc_float32",
-    "35 times": "onnx_asr_ctc_int8",
+    "48 times": "sherpa_onnx_ctc_int8",
+    "45 times": "sherpa_onnx_ctc_float32",
+    "38 times": "onnx_asr_ctc_int8",
 }
 RESULTS += [
     (sentence, 1, "files-ctc", program, "rtfx", {})
     for sentence, program in TRANSCRIPTION.items()
 ]
 RESULTS += [
-    ("76 times", 1, "long-whisper", "asrkit_bfloat16", "rtfx", {}),
-    ("38 times", 1, "long-whisper", "faster_whisper_int8", "rtfx", {}),
-    ("65 times", 1, "long-whisper", "faster_whisper_batched_int8", "rtfx", {}),
-    ("47 times", 1, "long-whisper", "openvino_genai_bfloat16", "rtfx", {}),
+    ("77 times", 1, "long-whisper", "asrkit_bfloat16", "rtfx", {}),
+    ("34 times", 1, "long-whisper", "faster_whisper_int8", "rtfx", {}),
+    ("61 times", 1, "long-whisper", "faster_whisper_batched_int8", "rtfx", {}),
+    ("42 times", 1, "long-whisper", "openvino_genai_bfloat16", "rtfx", {}),
     ("12.0 %", 100, "long-whisper", "asrkit_bfloat16", "wer", {}),
     ("12.5 %", 100, "long-whisper", "faster_whisper_int8", "wer", {}),
     ("29.2 %", 100, "long-whisper", "faster_whisper_batched_int8", "wer", {}),
