@@ -69,7 +69,7 @@ def shipped_yaml(name: str) -> Any:
     libyaml ends the process at deep nesting, so it reads no files of users.
 
     Raises:
-        FileNotFoundError: As of `shipped`.
+        FileNotFoundError: See `shipped`.
     """
     import yaml
 

@@ -4,7 +4,6 @@ import io
 import math
 import os
 import re
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from asrkit.shapes import expect
 from asrkit.sound_files import Sound
+from asrkit.sound_headers import has_sound_after_data, last_page_is_truncated, mp3_frames
 
 CONVERT = "Convert it first: ffmpeg -i IN OUT.wav."
 # Bytes of a file or of its samples, by the header and in fact, in libsndfile's log.
@@ -32,11 +32,10 @@ DEMUXERS = (
 )
 MPEG1_HZ = 32_000  # the lowest rate of MP3 files whose frames have 1152 samples
 OPTIONS = {"format_whitelist": DEMUXERS, "ignore_length": "1"}  # WAV files are read to their end
-MIN_TRAILING = 1024  # bytes after the samples of a WAV file that are more than a remainder
 ADDED_FRAMES = 2  # MPEG frames that encoders may count in addition
 SEEKABLE = ("flac", "mov", "matroska")  # formats in which each frame has a time
 SEEK_MARGIN_S = 1.0  # decoders need some frames before their output is exact
-OGG_PAGE = 65_307  # largest size of a page in bytes
+MOST_GAP_S = 3600  # longer gaps of a live recording, which states no length, are wrong times
 
 
 def bytes_of(sound: Sound) -> IO[bytes]:
@@ -79,6 +78,7 @@ class SoundReader(ABC):
         tracks: Number of audio tracks in the file, of which one is read.
         missing_s: Seconds that the header states but the file lacks, if known on opening.
         gaps_s: Start and length of each gap between samples that silence filled.
+        lost_s: Seconds in packets that could not be decoded so far.
     """
 
     rate_hz: int
@@ -91,6 +91,7 @@ class SoundReader(ABC):
     def __init__(self) -> None:
         self.buffer: list[np.ndarray] = []
         self.gaps_s: list[tuple[float, float]] = []
+        self.lost_s = 0.0
         self.next_pieces = self.pieces()
 
     def __enter__(self) -> Self:
@@ -206,9 +207,9 @@ class SeekableBytes(io.BytesIO):
 class FFmpegReader(SoundReader):
     """Any other recording, decoded by FFmpeg's libraries until it ends.
 
-    Silence fills gaps between times of MP4 and Matroska. Packets that cannot be decoded are
-    skipped. The end raises if these are more than headers and tags between two recordings in one
-    file, or if the last page of an Ogg file is truncated.
+    Where the container has times (MP4, Matroska), silence fills gaps. Packets that cannot be
+    decoded are skipped, and may be headers and tags between two recordings in one file. The end
+    raises if the last page of an Ogg file is truncated.
     """
 
     def __init__(self, sound: Sound) -> None:
@@ -230,7 +231,8 @@ class FFmpegReader(SoundReader):
         self.channels = self.track.codec_context.channels
         self.kind = self.container.format.name.partition(",")[0]
         self.about_s = (self.container.duration or 0) / av.time_base
-        self.first_s = max(0, self.container.start_time or 0) / av.time_base
+        start = 0 if self.kind == "flac" else self.container.start_time or 0
+        self.first_s = max(0, start) / av.time_base
         self.position: int | None = 0  # frames before the next one; None until its time is known
         self.first = 0  # the first frame to return
         self.resampler: Any = None
@@ -243,12 +245,12 @@ class FFmpegReader(SoundReader):
         alone = len(self.container.streams) == 1  # else the header states that of the longest track
         if self.kind == "mp3":
             with bytes_of(sound) as source:
-                frames = _mp3_frames(source) - ADDED_FRAMES
+                frames = mp3_frames(source) - ADDED_FRAMES
             length_s = frames * (1152 if self.rate_hz >= MPEG1_HZ else 576) / self.rate_hz
         elif self.kind == "ogg":
             length_s = float((self.track.duration or math.inf) * self.track.time_base)
             with bytes_of(sound) as source:
-                self.missing_s = math.inf if _last_page_is_truncated(source) else 0.0
+                self.missing_s = math.inf if last_page_is_truncated(source) else 0.0
         elif self.kind in ("mov", "avi"):
             length_s = float((self.track.duration or math.inf) * self.track.time_base)
         elif tag := CLOCK.fullmatch(self.track.metadata.get("DURATION", "")):  # of Matroska
@@ -273,22 +275,21 @@ class FFmpegReader(SoundReader):
             first = next(self.container.decode(self.track))
             next(self._gap_before(first), None)  # sets the start of times
             self.container.seek(round((self.first_s + at_s - SEEK_MARGIN_S) * av.time_base))
-        except (av.error.FFmpegError, StopIteration) as error:
+        except (av.error.FFmpegError, IndexError, StopIteration) as error:
             raise BrokenOff(f"FFmpeg: {error}") from None
         self.position, self.first = None, frames
 
     def pieces(self) -> Iterator[np.ndarray]:
         import av
 
-        lost_s = 0.0
         form = (self.track.codec_context.layout.name, self.rate_hz)
         resampled: Any = None
         try:
             for packet in self.container.demux(self.track):
                 try:
                     frames = packet.decode()
-                except av.error.InvalidDataError:
-                    lost_s += float((packet.duration or 0) * (packet.time_base or 0))
+                except av.error.FFmpegError:  # FFmpeg has many errors for damage
+                    self.lost_s += float((packet.duration or 0) * (packet.time_base or 0))
                     continue
                 for frame in frames:
                     yield from self._gap_before(frame)
@@ -304,8 +305,8 @@ class FFmpegReader(SoundReader):
                         yield from self._from_first(_samples(part))
         except av.error.FFmpegError as error:
             raise BrokenOff(f"FFmpeg: {error.strerror}") from None
-        if lost_s >= MIN_MISSING_S:
-            raise BrokenOff(f"FFmpeg cannot decode {lost_s:.1f} s before that")
+        except IndexError:  # PyAV has no such track
+            raise BrokenOff("a track appears that its header lacks") from None
         if self.missing_s:
             raise BrokenOff("its last page is truncated")
 
@@ -321,8 +322,10 @@ class FFmpegReader(SoundReader):
         if gap < MIN_MISSING_S * self.rate_hz:
             if self.position == 0:
                 self.first_s = time_s
-        elif at <= self.about_s * self.rate_hz:
-            if self.position and at > self.first:
+        elif at <= (self.about_s * self.rate_hz or self.position + MOST_GAP_S * self.rate_hz):
+            if self.kind == "flac":  # it has no gaps of its own
+                self.lost_s += gap / self.rate_hz
+            elif self.position and at > self.first:
                 self.gaps_s.append((self.position / self.rate_hz, gap / self.rate_hz))
             for start in range(0, gap, PIECE):
                 silence = np.zeros((min(PIECE, gap - start), self.channels), np.float32)
@@ -346,54 +349,6 @@ def _samples(frame: Any) -> np.ndarray:
         full = 2.0 ** (8 * values.itemsize - 1)
         return (values / full - (values.dtype.kind == "u")).astype(np.float32)
     return values.astype(np.float32, copy=False)
-
-
-def _mp3_frames(source: IO[bytes]) -> float:
-    """Number of MPEG frames by the header (Xing, Info) of an MP3 file; infinity without one."""
-    head = source.read(10)
-    if head[:3] == b"ID3":  # a tag, whose length has four times seven bits
-        size = sum(byte << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
-        source.seek(10 + size)
-    header = re.search(rb"(?:Xing|Info)\0\0\0(.)(.{4})", source.read(4096), re.DOTALL)
-    return int.from_bytes(header[2], "big") if header and header[1][0] & 1 else math.inf
-
-
-def _has_sound_after_data(source: IO[bytes]) -> bool:
-    """Whether a WAV file has sound after the samples that its header states: another file, or bytes
-    that are not chunks.
-    """
-    source.seek(0)
-    kind, _, form = struct.unpack("<4sI4s", source.read(12).ljust(12, b"\0"))
-    if (kind, form) != (b"RIFF", b"WAVE"):
-        return False
-    name = b""
-    while name != b"data":
-        header = source.read(8)
-        if len(header) < 8:
-            return False
-        name, size = struct.unpack("<4sI", header)
-        source.seek(size + size % 2, os.SEEK_CUR)
-    position = source.tell()
-    end = source.seek(0, os.SEEK_END)
-    if end - position < MIN_TRAILING:
-        return False
-    while position < end - 8:
-        source.seek(position)
-        name, size = struct.unpack("<4sI", source.read(8))
-        position += 8 + size + size % 2
-        if name == b"RIFF" or position > end + 1:
-            return True
-    return False
-
-
-def _last_page_is_truncated(source: IO[bytes]) -> bool:
-    """Whether an Ogg file ends within a page."""
-    end = source.seek(0, os.SEEK_END)
-    source.seek(max(0, end - 2 * OGG_PAGE))
-    tail = source.read()
-    page = tail[tail.rfind(b"OggS") :]
-    segments = page[27 : 27 + page[26]] if len(page) > 26 else b""
-    return len(page) < 27 + len(segments) + sum(segments)
 
 
 def _reader(sound: Sound) -> SoundReader:
@@ -439,7 +394,7 @@ def _libsndfile_reader(sound: Sound, begins: tuple[bytes, ...]) -> SoundReader |
     import soundfile
 
     with bytes_of(sound) as source:
-        if not source.read(4).startswith(begins) or _has_sound_after_data(source):
+        if not source.read(4).startswith(begins) or has_sound_after_data(source):
             return None
     try:
         file = soundfile.SoundFile(stored(sound))
@@ -470,7 +425,8 @@ def expect_whole(path: Path) -> None:
                     stated += len(samples)
             theirs.seek(max(0, readable - 1))
             same = abs(readable - stated) < MIN_MISSING_S * file.rate_hz
-            whole = same and file.missing_s == 0 and len(theirs.read(1)) == min(1, readable)
+            complete = file.missing_s == 0 and file.lost_s < MIN_MISSING_S
+            whole = same and complete and len(theirs.read(1)) == min(1, readable)
     except (soundfile.LibsndfileError, BrokenOff):
         whole = False
     expect_not_cut(whole, path)

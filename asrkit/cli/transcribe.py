@@ -49,7 +49,7 @@ EXCLUDED = {  # option -> options that cannot be combined with it
     "engine": ("device", "context", "workers", "shards"),
 }
 # A file's name is one field of a line, and moves no cursor of a terminal.
-ONE_FIELD = dict.fromkeys([*range(32), 127], " ")
+ONE_FIELD = dict.fromkeys([*range(32), *range(127, 160)], " ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,16 +288,16 @@ def _write(
         counts.audio_s += transcript.audio_s
         counts.without_words += len(transcript.without_words)
         counts.failed += bool(transcript.error)
-        name = str(transcript.path).translate(ONE_FIELD)
         for line in (*transcript.notes, transcript.error):
-            if line:
-                tqdm.write(f"{name}: {line}", file=sys.stderr)
+            if line:  # an error may name the file too
+                tqdm.write(f"{transcript.path}: {line}".translate(ONE_FIELD), file=sys.stderr)
         if transcript.error and (strict or not transcript.audio_s):
             continue
         counts.in_part += bool(transcript.error)
         if folder:
             folder.write(transcript)
             continue
+        name = str(transcript.path).translate(ONE_FIELD)
         is_json = format_ == "json"
         tqdm.write(json.dumps(summary(transcript)) if is_json else f"{name}\t{transcript.text}")
         sys.stdout.flush()  # a reader of a pipe sees each line at once

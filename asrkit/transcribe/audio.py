@@ -140,7 +140,9 @@ class Reading:
                 yield mono
                 if not finite.all():
                     raise BrokenOff("NaN or infinity")
-            if min(left, end) - done >= MIN_MISSING_S * rate and left < math.inf:
+            if file.lost_s >= MIN_MISSING_S:
+                self.error = f"audio: {file.lost_s:.1f} s of {name} cannot be decoded."
+            elif min(left, end) - done >= MIN_MISSING_S * rate and left < math.inf:
                 raise BrokenOff(f"its header says {file.frames / rate:.2f} s")
         except BrokenOff as error:  # kept, since the resampler still holds samples
             at_s = (start + done) / rate

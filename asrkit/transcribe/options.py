@@ -65,7 +65,7 @@ class FileOptions:
     channel: int | None = described(
         None,
         "read this channel, from 0 (default: the mean of all; where channels cancel each other, "
-        "the loudest one, which a line reports)",
+        "a loud one, which a line reports)",
         metavar="N",
     )
     strict: bool = described(

@@ -66,11 +66,7 @@ def run(
     before = _recorded(out) if SUITES[suite].rows else []
     measured: list[Record] = []
     failures: list[str] = []
-    titles: list[str] = []
-    for case in SUITES[suite].cases(device, quick, **options):
-        titles.append(case.title)
-        if not (case.arms or case.measure) or only not in case.title:
-            continue
+    for case in _chosen(SUITES[suite].cases(device, quick, **options), only):
         done = [record for record in before if case.params.items() <= record["params"].items()]
         if done:
             measured += done
@@ -91,9 +87,20 @@ def run(
             log(failures[-1])
         del case  # free its arms before the next case is built
     assert not failures, " ".join(failures)
+    return measured
+
+
+def _chosen(cases: Iterator[Case], only: str) -> Iterator[Case]:
+    """The cases with something to measure whose title contains `only`; ValueError without one."""
+    titles: list[str] = []
+    for case in cases:
+        if case.arms or case.measure:
+            titles.append(case.title)
+            if only in titles[-1]:
+                yield case
+        del case  # free its arms before the next case is built
     found = not only or any(only in title for title in titles)
     expect(found, "only", "text of a title: " + "; ".join(titles), repr(only))
-    return measured
 
 
 def _recorded(out: Path | None) -> list[Record]:

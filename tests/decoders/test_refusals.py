@@ -99,7 +99,11 @@ GREEDY = [  # (changed arguments, start of the message)
     ),
     (
         {"model": speaker(predict=lambda labels, state: torch.zeros(3, 1))},
-        "model.predict: expected a pair of predictions (B, P) and the state of the predictor",
+        "model.predict: expected a pair of predictions (B, P) and the state of the predictor, or None, got Tensor",
+    ),
+    (
+        {"model": speaker(predict=lambda labels, state: (labels, labels, labels))},
+        "model.predict: expected a pair of predictions (B, P) and the state of the predictor, or None, got 3 values",
     ),
     (
         {"model": speaker(predict=shrinks)},

@@ -143,6 +143,8 @@ def test_what_is_not_a_checkpoint_is_refused_by_name(tmp_path, content, message)
 
 
 @pytest.mark.parametrize("parts, message", [
+    ({"notes": [1]}, "notes: expected a dict, got list"),
+    ({"notes": {"a": {(1, 2): 3}}}, "notes: expected dicts with texts as keys"),
     ({"model": torch.nn.LSTM(2, 3)}, "checkpoint: expected a model of asrkit.models, got LSTM"),
     ({"tokenizer": CharTokenizer("abc")}, "tokenizer: expected 28 tokens, got 3"),
     ({"features": {"mels": 80}}, "features: expected settings of FeatureConfig, got .'mels'"),

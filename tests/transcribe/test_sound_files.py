@@ -18,6 +18,11 @@ from asrkit.sound_files import Sound
 from asrkit.sound_readers import expect_whole
 from asrkit.transcribe.audio import Reading, read_audio
 
+
+def noise(size):
+    return np.random.default_rng(0).bytes(size)
+
+
 VBR = {"flags": "+qscale", "global_quality": str(7 * 118)}
 
 
@@ -131,6 +136,38 @@ def test_a_recording_with_a_damaged_middle_is_not_taken_for_a_shorter_one(
     path.write_bytes(data[:third] + bytes(third) + data[2 * third :])
     with pytest.raises(ValueError, match=r"^audio: a\..* cannot be read beyond"):
         read_audio(path, RATE)
+
+
+@pytest.mark.parametrize("fill", [bytes, noise])
+@pytest.mark.parametrize("name, codec", [("a.m4a", "aac"), ("a.flac", "flac")])
+def test_a_file_is_read_beyond_its_damage_which_the_error_counts(
+    tmp_path, name, codec, fill
+):
+    whole = read_audio(encode(tmp_path / name, None, codec), RATE)
+    data = (tmp_path / name).read_bytes()
+    begin, size = (2000 if codec == "flac" else len(data) // 2), len(data) // 10
+    (tmp_path / name).write_bytes(data[:begin] + fill(size) + data[begin + size :])
+    reading = Reading(tmp_path / name, RATE)
+    found = torch.cat([*reading.blocks()])
+    assert abs(len(found) - len(whole)) < 0.1 * RATE
+    assert re.fullmatch(
+        rf"audio: \d\.\d s of {name} cannot be decoded\.", reading.error
+    )
+    assert agree(found[10 * RATE : 11 * RATE], whole, 10 * RATE)
+
+
+def test_a_damaged_flv_breaks_off_where_a_track_appears(tmp_path):
+    path = encode(tmp_path / "a.flv", None, "aac")
+    data = bytearray(path.read_bytes())
+    at = 13  # after the header
+    while at < len(data) // 2:  # a tag: kind, size, time, track, bytes, size
+        at += 15 + int.from_bytes(data[at + 1 : at + 4])
+    data[at : at + 12] = b"\x09" + data[at + 1 : at + 11] + b"\x12"  # a picture
+    path.write_bytes(data)
+    reading = Reading(path, RATE)
+    assert len(torch.cat([*reading.blocks()])) > 4 * RATE
+    assert "a.flv cannot be read beyond" in reading.error
+    assert "a track appears that its header lacks" in reading.error
 
 
 @pytest.mark.parametrize("name", CUT_SHORT)
@@ -258,11 +295,17 @@ def agree(part, whole, start):
 
 
 @pytest.mark.parametrize(
-    "name, codec",
-    [("a.m4a", "aac"), ("a.webm", "libopus"), ("a.mka", "libopus"), ("a.flac", "flac")],
+    "name, codec, options",
+    [
+        ("a.m4a", "aac", {}),
+        ("a.webm", "libopus", {}),
+        ("a.webm", "libopus", {"live": "1"}),
+        ("a.mka", "libopus", {}),
+        ("a.flac", "flac", {}),
+    ],
 )
 def test_a_part_is_read_from_its_place_and_gaps_of_time_are_silence(
-    tmp_path, name, codec
+    tmp_path, name, codec, options
 ):
     whole = read_audio(encode(tmp_path / name, None, codec), RATE)
     part = read_audio(Sound(tmp_path / name, None, 7.25, 2.0), RATE)
@@ -271,7 +314,10 @@ def test_a_part_is_read_from_its_place_and_gaps_of_time_are_silence(
     if codec == "flac":
         return
     path = tmp_path / f"gap{name[1:]}"
-    with av.open(str(tmp_path / name)) as given, av.open(str(path), "w") as out:
+    with (
+        av.open(str(tmp_path / name)) as given,
+        av.open(str(path), "w", options=options) as out,
+    ):
         track = given.streams.audio[0]
         stream = out.add_stream_from_template(track)
         for packet in given.demux(track):

@@ -72,8 +72,10 @@ class LengthSampler(CutSampler):
         try:
             super().__init__(shuffle=True, world_size=world_size, rank=rank, seed=seed)
         except AssertionError as error:  # lhotse's has no text
-            got = f"rank {rank} and world_size {world_size}"
+            got = f"rank={rank} and world_size={world_size}; None takes those of the environment"
             raise ValueError(f"rank: expected 0 to below world_size, got {got}.") from error
+        is_rank = whole(self.rank, 0, self.world_size - 1)
+        expect(is_rank, "rank", f"0 to below world_size={self.world_size}", repr(self.rank))
         self.strategy = strategy
         self._cuts = list(cuts)
         if lengths is None:
@@ -182,6 +184,8 @@ class LengthSampler(CutSampler):
             saved = state_dict.get(name)
             remedy = "Cuts, tokens, strategy and versions must be those of the state."
             expect(here == saved, name, f"{saved!r} as in the state", repr(here), remedy)
+        steps, position = len(self._plan(epoch).steps), state_dict.get("position")
+        expect(whole(position, 0, steps), "position", f"0 to {steps} batches", repr(position))
         self.set_epoch(epoch)
         self._start = self._position = state_dict["position"]
         self._just_restored_state = True

@@ -140,7 +140,8 @@ class GreedyModel:
         result = self.model.predict(blank, None)
         is_pair = isinstance(result, tuple | list) and len(result) == 2
         wanted = "a pair of predictions (B, P) and the state of the predictor, or None"
-        expect(is_pair, "model.predict", wanted, type(result).__name__)
+        many = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+        expect(is_pair, "model.predict", wanted, many)
         predicted, state = result
         sizes = {tensor.shape[:1] for tensor in state_tensors((predicted, state))}
         wanted = f"tensors with B={B} as first dimension"

@@ -96,7 +96,11 @@ def write(path: Path, contents: Contents) -> None:
         "tokenizer": dump_tokenizer(tokenizer),
         "notes": notes,
     }
-    text = json.dumps(header, default=_plain)
+    expect(isinstance(notes, dict), "notes", "a dict", type(notes).__name__)
+    try:
+        text = json.dumps(header, default=_plain)
+    except TypeError as error:  # of a key
+        raise ValueError(f"notes: expected dicts with texts as keys ({error}).") from None
     with atomic(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode  # the account's default for new files

@@ -1,6 +1,7 @@
 """Controls that compute and draw a figure again; without a kernel, a slider over drawn pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from html import escape
 from typing import Any
 
@@ -27,7 +28,7 @@ def explore(
     Args:
         draw: Called with a value of each control, in their order; returns a figure and its alt
             text. It should take less than a second.
-        controls: What each slider changes, with its unit -> its 2 to 20 values.
+        controls: What each slider changes, with its unit -> its 2 to 20 hashable values.
         start: The value of each control to show first.
 
     Raises:
@@ -54,15 +55,13 @@ def explore(
         )
         sliders.append(slider)
     first_label, first_values = next(iter(controls.items()))
-    others = start[1:]
-    pictures = {(value, *others): as_html(*draw(value, *others)) for value in first_values}
-    shown = ipywidgets.HTML(pictures[tuple(start)])
+    picture = cache(lambda *values: as_html(*draw(*values)))
+    pictures = [picture(value, *start[1:]) for value in first_values]
+    shown = ipywidgets.HTML(picture(*start))
 
     def redraw(_: object) -> None:
-        chosen = tuple(slider.value for slider in sliders)
         try:
-            pictures[chosen] = pictures.get(chosen) or as_html(*draw(*chosen))
-            shown.value = pictures[chosen]
+            shown.value = picture(*(slider.value for slider in sliders))
         except Exception as error:  # a callback's error would leave the old picture
             shown.value = escape(f"{type(error).__name__}: {error}")
 
@@ -70,7 +69,7 @@ def explore(
         slider.observe(redraw, "value")
     data = ipywidgets.VBox([*sliders, shown])._repr_mimebundle_()
     at = first_values.index(start[0])
-    data["text/html"] = _html(first_label, first_values, [*pictures.values()], at)
+    data["text/html"] = _html(first_label, first_values, pictures, at)
     data["text/plain"] = f"{first_label}: {', '.join(map(_name, first_values))}"
     display(data, raw=True)
 

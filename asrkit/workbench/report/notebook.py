@@ -75,6 +75,7 @@ class Page:
         answer: First line of the takeaway, as text.
         minutes: Time to read the prose.
         questions: Number of questions that the notebook asks.
+        predicts: Whether one of them asks for a prediction, which the takeaway answers.
         headings: (id, text) of each section.
         figures: alt, src and the id of the cell of each picture.
         cover: The figure that the index shows.
@@ -90,6 +91,7 @@ class Page:
     answer: str = ""
     minutes: int = 1
     questions: int = 0
+    predicts: bool = False
     headings: Sequence[tuple[str, str]] = ()
     figures: Sequence[Mapping[str, str]] = ()
     cover: Mapping[str, str] | None = None
@@ -117,17 +119,16 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         names: The notebooks of the report, and the glossary. Links to other files become text.
     """
     notebook = nbformat.read(executed, 4)
-    title = _title(notebook)
-    prose = Prose(verdicts, names)
-    takeaways = list[str]()
-    covers = list[str]()
-    words = asked = 0
+    title, prose = _title(notebook), Prose(verdicts, names)
+    takeaways, covers = list[str](), list[str]()
+    asked = list[str]()  # for each question, its mark of a prediction or ""
+    words = 0
     records = dict[str, list[Record]]()
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if cell.cell_type == "markdown":
             words += len(cell.source.split())
-            asked += bool(QUESTION.match(cell.source))
+            asked += QUESTION.findall(cell.source)
             cell.source = prose(cell.source.removeprefix(f"# {title}"))
         elif cell.cell_type == "code":
             bundles = [output.get("data", {}) for output in cell.outputs]
@@ -166,7 +167,8 @@ def render(executed: Path, verdicts: Mapping[str, str], names: Sequence[str] = (
         takeaway=str(above),
         answer=first_line(str(above)),
         minutes=max(1, round(words / WORDS_PER_MINUTE)),
-        questions=asked,
+        questions=len(asked),
+        predicts=any(asked),
         headings=[(str(heading["id"]), heading.get_text()) for heading in body.find_all("h2")],
         figures=figures,
         cover=next(iter([*preferred, *figures]), None),

@@ -214,7 +214,8 @@ def test_a_card_has_the_question_the_answer_a_picture_and_times(plain):
     assert asked in first.get_text() and asked in plain[HOME].get_text()
     assert "1 min to read · ran in 0 s" in second.get_text()
     assert first.img["alt"] == "a lattice" and second.img is None
-    assert "3 times" in plain[HOME].find(class_="takeaway").get_text()
+    takeaway = plain[HOME].find(class_="takeaway")
+    assert "3 times" in takeaway.get_text() and takeaway.has_attr("open")
 
 
 def test_every_page_leads_to_those_about_the_run_and_to_its_neighbours(plain):
