@@ -100,7 +100,7 @@ $(READY): requirements.lock pyproject.toml
 	fi; \
 	log=.venv/pip.log; : > $$log; \
 	while sleep 10 >&- 2>&-; do \
-	  echo "asrkit: $$(( $$(date +%s) - start )) s, $$(grep -c '^Collecting' $$log) packages fetched, $$(du -sm .venv | cut -f 1) of 7000 MB installed"; \
+	  echo "asrkit: $$(( $$(date +%s) - start )) s, $$(grep -c '^Collecting' $$log) packages fetched, $$(du -sm .venv 2>/dev/null | cut -f 1) of 7000 MB installed"; \
 	done & \
 	trap "kill $$! 2>/dev/null" EXIT; \
 	trap 'echo "asrkit: stopped; the same command starts over, using the downloads." >&2; exit 130' INT TERM; \

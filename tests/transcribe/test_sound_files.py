@@ -321,13 +321,14 @@ def test_a_part_is_read_from_its_place_and_gaps_of_time_are_silence(
         track = given.streams.audio[0]
         stream = out.add_stream_from_template(track)
         for packet in given.demux(track):
-            if packet.pts is not None and not 4 <= packet.pts * packet.time_base < 6.5:
+            at_s = -1 if packet.pts is None else packet.pts * packet.time_base
+            if at_s >= 0 and not 4 <= at_s < 6.5 and not 11.2 <= at_s < 11.7:
                 packet.stream = stream
                 out.mux(packet)
     reading = Reading(path, RATE)
     found = torch.cat([*reading.blocks()])
     assert not reading.error
-    line = r"2\.[456] s of it have no sound, the first at (3\.9|4\.0) s; they are read as silence"
+    line = r"(2\.9|3\.[01]) s of it have no sound, the first at (3\.9|4\.0) s; they are read as silence"
     assert re.fullmatch(line, *reading.notes)
     assert abs(len(found) - len(whole)) < 0.1 * RATE
     assert float(found[int(4.2 * RATE) : int(6.3 * RATE)].abs().max()) == 0
