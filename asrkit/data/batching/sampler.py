@@ -155,11 +155,14 @@ class LengthSampler(CutSampler):
             position: Number of batches of this epoch that were trained on. None takes all that this
                 sampler has drawn: too many with a DataLoader's workers, none in a wrapper's.
         """
-        steps = len(self)
         if position is None:
-            position = min(self._position, steps)
-        expect(whole(position, 0, steps), "position", f"0 to {steps} batches", repr(position))
+            position = min(self._position, len(self))
+        self._expect_position(position, self.epoch)
         return self._settings(self.epoch) | {"epoch": self.epoch, "position": position}
+
+    def _expect_position(self, position: object, epoch: int) -> None:
+        steps = len(self._plan(epoch).steps)
+        expect(whole(position, 0, steps), "position", f"0 to {steps} batches", repr(position))
 
     def _settings(self, epoch: int) -> dict[str, Any]:
         """Everything that determines the batches of an epoch; lengths and plan as hashes."""
@@ -184,8 +187,7 @@ class LengthSampler(CutSampler):
             saved = state_dict.get(name)
             remedy = "Cuts, tokens, strategy and versions must be those of the state."
             expect(here == saved, name, f"{saved!r} as in the state", repr(here), remedy)
-        steps, position = len(self._plan(epoch).steps), state_dict.get("position")
-        expect(whole(position, 0, steps), "position", f"0 to {steps} batches", repr(position))
+        self._expect_position(state_dict.get("position"), epoch)
         self.set_epoch(epoch)
         self._start = self._position = state_dict["position"]
         self._just_restored_state = True

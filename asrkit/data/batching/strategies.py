@@ -152,11 +152,6 @@ def _complete_last_step(
     return batches, []
 
 
-def _expect_limit(limit: object) -> None:
-    remedy = "Pass limit=at_most_seconds(600), for example."
-    expect(hasattr(limit, "share"), "limit", "asrkit.data.Limit or your own", repr(limit), remedy)
-
-
 def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 1.0) -> Batches:
     """Cut a sequence of utterances into batches, each as large as the limit allows.
 
@@ -169,7 +164,6 @@ def cut(rows: np.ndarray, lengths: Lengths, limit: Constraint, *, most: float = 
     Returns:
         Consecutive parts of `rows`.
     """
-    _expect_limit(limit)
     seconds = lengths.seconds[rows]
     tokens = lengths.tokens[rows]
     batches = []
@@ -209,10 +203,21 @@ def _no_rows() -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Random:
-    """Shuffled utterances, cut into batches."""
+class _Limited:
+    """A strategy whose batches have a limit."""
 
     limit: Constraint
+
+    def __post_init__(self) -> None:
+        has_share = hasattr(self.limit, "share")
+        remedy = "Pass limit=at_most_seconds(600), for example."
+        expect(has_share, "limit", "asrkit.data.Limit or your own", repr(self.limit), remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(_Limited):
+    """Shuffled utterances, cut into batches."""
+
     balance_by = None
 
     def batches(
@@ -224,13 +229,12 @@ class Random:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sorted:
+class Sorted(_Limited):
     """Longest utterances first, in the same order in every epoch: for evaluation.
 
     For training, lengths in descending order are rarely wanted.
     """
 
-    limit: Constraint
     balance_by = None
 
     def batches(
@@ -308,7 +312,7 @@ class Bucketed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Balanced:
+class Balanced(_Limited):
     """asrkit's own strategy, without fixed buckets. Nothing is dropped and few batches are small.
 
     The utterances are sorted by seconds and cut into slabs. Each slab is sorted by tokens and cut
@@ -324,14 +328,13 @@ class Balanced:
         blur: Largest random change of seconds and of tokens, as shares below 1.
     """
 
-    limit: Constraint
     work: Cost = CANARY_COMPUTE
     blur: tuple[float, float] = (0.005, 0.05)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         shares = all(0 <= share < 1 for share in self.blur)
         expect(shares, "blur", "two shares below 1", self.blur)
-        _expect_limit(self.limit)
 
     @property
     def balance_by(self) -> Cost:
