@@ -82,6 +82,14 @@ def test_the_text_before_the_break_of_a_file_is_written_but_not_as_its_transcrip
     assert "cannot be read beyond" in err
 
 
+def test_names_of_files_do_not_control_the_terminal(tmp_path, typed):
+    path = tmp_path / "a\x1b[2J\x9b2J.wav"
+    path.write_bytes(b"no sound")
+    code, output, err = typed(tmp_path)
+    assert (code, output) == (1, "") and "cannot be read" in err
+    assert not {"\x1b", "\x9b"} & {*err}
+
+
 def test_a_channel_is_chosen_and_channels_that_cancel_each_other_are_noticed(
     speech, tmp_path, typed
 ):

@@ -231,6 +231,17 @@ def test_workers_prefetch_and_a_state_can_count_what_was_trained_on(wrap):
     assert trained + loaded(wrap(resumed), num_workers=2) == ids(sampler())
     with pytest.raises(ValueError, match="position: expected 0 to"):
         planned.state_dict(position=len(planned) + 1)
+    with pytest.raises(ValueError, match="position: expected 0 to"):
+        planned.load_state_dict(planned.state_dict() | {"position": -3})
+
+
+def test_ranks_of_the_environment_are_checked(monkeypatch):
+    monkeypatch.setenv("RANK", "-1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        ValueError, match="rank: expected 0 to below world_size=2, got -1"
+    ):
+        sampler()
 
 
 @pytest.mark.parametrize("kind", ["map", "iterable"])
